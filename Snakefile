@@ -1,0 +1,34 @@
+# How unequal the influence of attention heads is: a study of every adjacent layer transition of a language model.
+# Settings are in config.yaml; README.md says what the numbers mean and how to run and rerun parts.
+import os
+import sys
+from pathlib import Path
+
+
+configfile: "config.yaml"
+
+
+WORKFLOW = Path(workflow.basedir) / "workflow"
+sys.path.insert(0, str(WORKFLOW))
+# The one place that sets threads: a job uses one, and `-j N` runs N of them.
+os.environ |= {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
+os.environ |= {"PYTHONPATH": str(WORKFLOW), "TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_VERBOSITY": "error"}
+
+from head_influence import StudyError, hub
+from head_influence.study import Study
+
+try:
+    PLACE = hub.locate(config)
+    STUDY = None if PLACE.missing() else Study(config, PLACE)
+except StudyError as error:
+    sys.exit(f"head-influence: {error}")
+
+TARGETS = ["all", "report", "trace", "baseline", "single", "joint", "concentration", "audit", "curves"]
+
+if STUDY is None:
+
+    include: "workflow/rules/models.smk"
+
+else:
+
+    include: "workflow/rules/study.smk"

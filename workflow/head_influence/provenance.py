@@ -1,0 +1,77 @@
+"""What a result was made from: the code's own version and the versions of the packages it ran on."""
+
+import ast
+import hashlib
+import platform
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+
+PACKAGE = Path(__file__).parent
+PACKAGES = (
+    "numpy",
+    "netCDF4",
+    "torch",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "xarray",
+    "matplotlib",
+    "snakemake",
+)
+
+
+@cache
+def _module(name):
+    """Hash of a module's code (without comments, docstrings and layout) and the modules of the library it imports."""
+    path = PACKAGE / (name.replace(".", "/") + ".py") if name else PACKAGE / "__init__.py"
+    if not path.exists():
+        path = PACKAGE / name.replace(".", "/") / "__init__.py"
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    imported = set()
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node, clean=False):
+            node.body = node.body[1:]
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == PACKAGE.name:
+            base = node.module.partition(".")[2]
+            inside = [f"{base}.{a.name}".strip(".") for a in node.names]
+            imported |= {base, *(m for m in inside if _exists(m))}
+    return hashlib.sha256(ast.dump(tree).encode()).hexdigest(), frozenset(imported - {name})
+
+
+def _exists(name):
+    path = PACKAGE / name.replace(".", "/")
+    return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
+
+
+def closure(*names):
+    """Modules of the library that `names` import, directly or not, and themselves."""
+    known, todo = set(), set(names)
+    while todo:
+        name = todo.pop()
+        known.add(name)
+        todo |= _module(name)[1] - known
+    return sorted(known)
+
+
+@cache
+def code_version(*names):
+    """Version of the code that a stage runs: a hash over the modules `names` and all they import from the library.
+
+    Comments, docstrings and layout do not count; names are relative to the package ("trace", "families.llama").
+    """
+    digest = hashlib.sha256()
+    for name in closure(*names):
+        digest.update(f"{name}:{_module(name)[0]};".encode())
+    return digest.hexdigest()[:16]
+
+
+def environment():
+    """Return the Python and package versions, as far as they are installed, without importing anything."""
+    found = {"python": platform.python_version(), "machine": platform.machine()}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except ImportError:
+            continue
+    return found

@@ -1,0 +1,35 @@
+"""The study's settings: checked against the schema, with one line that says what is wrong."""
+
+import json
+import math
+from pathlib import Path
+
+from head_influence import StudyError
+
+SCHEMA = Path(__file__).parents[1] / "schemas" / "config.schema.json"
+
+
+def check_settings(settings):
+    """Raise a `StudyError` that names the key at fault unless `settings` (dict) follows the schema."""
+    from jsonschema import Draft202012Validator
+    from jsonschema.exceptions import best_match
+
+    validator = Draft202012Validator(json.loads(SCHEMA.read_text(encoding="utf-8")))
+    error = best_match(validator.iter_errors(settings))
+    if error is not None:
+        key = ".".join(map(str, error.absolute_path)) or "the settings"
+        hint = f" ({error.schema['description']})" if "description" in error.schema and error.absolute_path else ""
+        message = " ".join(error.message.split())
+        raise StudyError(f"settings: {key}: {message[:300]}{hint}")
+    _check_finite("", settings)
+
+
+def _check_finite(where, value):
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            _check_finite(f"{where}.{key}".strip("."), inner)
+    elif isinstance(value, list):
+        for i, inner in enumerate(value):
+            _check_finite(f"{where}.{i}", inner)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise StudyError(f"settings: {where}: expected a finite number, found {value}")

@@ -1,0 +1,192 @@
+"""Start the workflow's programs from a process that has their imports loaded already.
+
+    python -I -S preload.py serve SOCKET            started by the Snakefile, once for a run
+    python -I -S preload.py run MODULES PROGRAM ... what a rule's shell command calls
+
+Importing numpy, netCDF4 or torch costs a small job several times its arithmetic. `run` hands the program to the server
+named by HEAD_INFLUENCE_SERVER, which imports MODULES (comma-separated) once and forks. Without that variable, or when the
+server does not answer (on a cluster, after a crash), `run` becomes the program by an ordinary start. Nothing survives:
+the server ends when the process that started it does, kills the jobs that it runs then, and kills a job whose `run` has
+gone.
+"""
+
+import marshal
+import os
+import signal
+import socket
+import sys
+
+VARIABLE = "HEAD_INFLUENCE_SERVER"
+
+
+def run(modules, arguments):
+    """Run a program through the server, or become it."""
+    path = os.environ.get(VARIABLE)
+    if path:
+        try:
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.connect(path)
+                request = marshal.dumps((modules, arguments, os.getcwd(), dict(os.environ)))
+                socket.send_fds(connection, [len(request).to_bytes(8, "little")], [0, 1, 2])
+                connection.sendall(request)
+                answer = connection.recv(1)
+                if answer:  # the job has begun: from here on its end is the answer
+                    status = connection.recv(1)
+                    return status[0] if status else 1
+        except OSError:
+            pass
+    os.execv(sys.executable, [sys.executable, "-s", *arguments])
+
+
+class Server:
+    """Forks a job for every request; single-threaded, so that forking is safe."""
+
+    def __init__(self, path):
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind(path)
+        self.listener.listen(256)
+        self.connections = {}  # job's process id -> connection of its `run`
+
+    def serve(self):
+        """Serve until the process that holds the other end of standard input is gone."""
+        import select
+
+        wake, waker = socket.socketpair()
+        for end in (wake, waker):
+            end.setblocking(False)
+        signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the scheduler decides what an interrupt ends
+        poll = select.poll()
+        for file in (0, self.listener.fileno(), wake.fileno()):
+            poll.register(file, select.POLLIN)
+        try:
+            while True:
+                for file, _ in poll.poll():
+                    if file == 0:
+                        if not os.read(0, 1):
+                            return
+                    elif file == self.listener.fileno():
+                        self._accept(poll)
+                    elif file == wake.fileno():
+                        wake.recv(4096)
+                        self._reap(poll)
+                    else:
+                        self._abandoned(file)
+        finally:
+            for job in self.connections:
+                os.kill(job, signal.SIGKILL)
+
+    def _accept(self, poll):
+        connection, _ = self.listener.accept()
+        connection.settimeout(10)
+        try:
+            head, files, _, _ = socket.recv_fds(connection, 8, 3)
+            size, data = int.from_bytes(head, "little"), b""
+            while len(data) < size:
+                part = connection.recv(size - len(data))
+                if not part:
+                    raise OSError("the request ended early")
+                data += part
+            modules, arguments, folder, environment = marshal.loads(data)
+            for name in modules.split(","):
+                __import__(name)
+            connection.sendall(b"1")
+        except (OSError, ImportError, ValueError, EOFError):
+            connection.close()
+            return
+        connection.settimeout(None)
+        job = os.fork()
+        if job == 0:
+            self._become(connection, files, arguments, folder, environment)
+        for file in files:
+            os.close(file)
+        self.connections[job] = connection
+        poll.register(connection.fileno(), 1)
+
+    def _become(self, connection, files, arguments, folder, environment):
+        """In the forked process: run the program as an ordinary start would."""
+        status = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            die_with_parent()
+            self.listener.close()
+            for other in self.connections.values():
+                other.close()
+            for target, file in enumerate(files):
+                os.dup2(file, target)
+            os.chdir(folder)
+            os.environ.clear()
+            os.environ.update(environment)
+            sys.argv = arguments
+            sys.path[0] = os.path.dirname(os.path.abspath(arguments[0]))
+            import runpy
+
+            runpy.run_path(arguments[0], run_name="__main__")
+            status = 0
+        except SystemExit as stop:
+            status = stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 1
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+        finally:
+            for stream in (sys.stdout, sys.stderr):
+                try:
+                    stream.flush()
+                except OSError:
+                    status = status or 1
+            os._exit(status)
+
+    def _reap(self, poll):
+        while True:
+            try:
+                job, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if job == 0:
+                return
+            connection = self.connections.pop(job, None)
+            if connection is not None:
+                poll.unregister(connection.fileno())
+                code = os.waitstatus_to_exitcode(status)
+                try:
+                    connection.sendall(bytes([code if code >= 0 else 128 - code]))
+                except OSError:
+                    pass
+                connection.close()
+
+    def _abandoned(self, file):
+        """A `run` sends nothing more: readable means that it has gone, and its job goes too."""
+        for job, connection in self.connections.items():
+            if connection.fileno() == file:
+                os.kill(job, signal.SIGKILL)
+
+
+def die_with_parent():
+    """Ask the kernel to kill this process when its parent dies, where it can (Linux)."""
+    try:
+        import ctypes
+
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    except (OSError, AttributeError, ImportError):
+        pass
+
+
+def main():
+    """Command line."""
+    if sys.argv[1] == "serve":
+        import site
+
+        site.main()  # started with -S like `run`: packages are wanted here
+        sys.path.insert(0, os.environ["PYTHONPATH"])
+        sys.path.insert(0, "")  # the place of the program's own folder
+        Server(sys.argv[2]).serve()
+    else:
+        sys.exit(run(sys.argv[2], sys.argv[3:]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,31 @@
+# Every observation's concentration in one file. Inputs are named one by one: results of removed texts never enter.
+CONCENTRATION_CODE = STUDY.code("table")
+
+
+rule concentration_table:
+    message:
+        "Concentration of {wildcards.study}"
+    input:
+        singles=lambda w: results("single", w.study),
+        forward=lambda w: f"results/{STUDY.name}/whole_forward.json"
+        if w.study == STUDY.name and STUDY.settings["controls"]["whole_forward"]
+        else [],
+    output:
+        "results/{study}/concentration.nc",
+    params:
+        texts=TEXTS,
+        transitions=len(LAYERS),
+        vectors=STUDY.settings["measure"]["small_total"]["vectors"],
+        js=STUDY.settings["measure"]["small_total"]["js"],
+        code=CONCENTRATION_CODE,
+    log:
+        "logs/{study}/concentration.log",
+    threads: 1
+    resources:
+        mem_mb=2000,
+    conda:
+        "../../envs/study.yaml"
+    shell:
+        "{NUMPY}/concentration.py --study {wildcards.study:q} --texts {params.texts:q} --transitions {params.transitions}"
+        " --small-total-vectors {params.vectors}"
+        " --small-total-js {params.js} --code {params.code} --log {log:q} {output:q}"

@@ -1,0 +1,47 @@
+# Controls that need more than one transition: the whole model's own forward pass, and other weights.
+FORWARD_CODE = STUDY.code("trace")
+WEIGHTS_CODE = STUDY.code("control_weights")
+
+
+rule whole_forward:
+    message:
+        "Comparing the layer-by-layer pass of the first text with the whole model's own forward pass"
+    input:
+        trace_of(STUDY.variants[STUDY.name], TEXTS[0]),
+    output:
+        f"results/{STUDY.name}/whole_forward.json",
+    params:
+        checkpoint=STUDY.folder,
+        layers=STUDY.layers,
+        code=FORWARD_CODE,
+    log:
+        f"logs/{STUDY.name}/whole_forward.log",
+    threads: 1
+    resources:
+        mem_mb=9000,
+    conda:
+        "../../envs/study.yaml"
+    shell:
+        "{TORCH}/whole_forward.py --checkpoint {params.checkpoint:q} --trace {input:q} --layers {params.layers} --log {log:q} {output:q}"
+
+
+rule control_weights:
+    message:
+        "Writing the weights of control {wildcards.fingerprint}"
+    output:
+        f"{STUDY.cache}/checkpoints/{{fingerprint}}/model.safetensors",
+    params:
+        checkpoint=STUDY.folder,
+        control=lambda w: variant_of(w).control,
+        seed=lambda w: variant_of(w).seed,
+        code=WEIGHTS_CODE,
+    log:
+        "logs/cache/{fingerprint}/weights.log",
+    threads: 1
+    resources:
+        mem_mb=9000,
+    conda:
+        "../../envs/study.yaml"
+    shell:
+        "{TORCH}/control_weights.py --checkpoint {params.checkpoint:q} --control {params.control}"
+        " --seed {params.seed} --log {log:q} {output:q}"

@@ -1,0 +1,63 @@
+# What removing heads does: one at a time, and input-adaptive sets together.
+SINGLE_CODE = STUDY.code("trace", "texts", "effects")
+JOINT_CODE = SINGLE_CODE
+
+
+def changes_cache(w):
+    """Where the single removals leave their change vectors for the joint ones, which can make them anew."""
+    variant, text, layer = STUDY.variants[w.study], w.text, w.layer
+    return STUDY.cached(variant, "changes", SINGLE_CODE, text) + f"/L{layer}.nc"
+
+
+rule single_removals:
+    message:
+        "Single removals of {wildcards.study}, text {wildcards.text}, transition {wildcards.layer}"
+    input:
+        baseline=lambda w: baseline_cache(STUDY.variants[w.study], w.text, w.layer),
+        weights=lambda w: weights(STUDY.variants[w.study]),
+    output:
+        single="results/{study}/single/{text}/L{layer}.nc",
+    params:
+        changes=changes_cache,
+        checkpoint=lambda w: STUDY.variants[w.study].folder,
+        code=SINGLE_CODE,
+    log:
+        "logs/{study}/single/{text}/L{layer}.log",
+    threads: 1
+    resources:
+        mem_mb=1500,
+    conda:
+        "../../envs/study.yaml"
+    shell:
+        "{NUMPY}/single.py --study {wildcards.study:q} --checkpoint {params.checkpoint:q}"
+        " --baseline {input.baseline:q} --changes {params.changes:q} --code {params.code} --log {log:q}"
+        " {output.single:q}"
+
+
+rule joint_removals:
+    message:
+        "Joint removals of {wildcards.study}, text {wildcards.text}, transition {wildcards.layer}"
+    input:
+        baseline=lambda w: baseline_cache(STUDY.variants[w.study], w.text, w.layer),
+        weights=lambda w: weights(STUDY.variants[w.study]),
+        single="results/{study}/single/{text}/L{layer}.nc",
+    output:
+        "results/{study}/joint/{text}/L{layer}.nc",
+    params:
+        changes=changes_cache,
+        checkpoint=lambda w: STUDY.variants[w.study].folder,
+        random_seed=STUDY.settings["measure"]["random_seed"],
+        sample_index=lambda w: STUDY.by_id[w.text].index,
+        code=JOINT_CODE,
+    log:
+        "logs/{study}/joint/{text}/L{layer}.log",
+    threads: 1
+    resources:
+        mem_mb=1500,
+    conda:
+        "../../envs/study.yaml"
+    shell:
+        "{NUMPY}/joint.py --study {wildcards.study:q} --checkpoint {params.checkpoint:q}"
+        " --baseline {input.baseline:q} --single {input.single:q}"
+        " --changes {params.changes:q} --random-seed {params.random_seed}"
+        " --sample-index {params.sample_index} --code {params.code} --log {log:q} {output:q}"

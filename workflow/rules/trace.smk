@@ -1,0 +1,77 @@
+# One pass of every text through the model's own modules, and what each transition's interventions start from.
+TRACE_CODE = STUDY.code("trace", "texts")
+BASELINE_CODE = STUDY.code("trace", "texts", "baseline")
+CACHE = f"{STUDY.cache}/{{fingerprint}}/{{window}}"
+
+
+wildcard_constraints:
+    fingerprint="|".join(map(re.escape, STUDY.by_fingerprint)),
+    window=r"[0-9a-f]{12}-\d+",
+
+
+def trace_of(variant, text):
+    return STUDY.cached(variant, "trace", TRACE_CODE, text) + ".nc"
+
+
+def baseline_cache(variant, text, layer):
+    return STUDY.cached(variant, "baseline", BASELINE_CODE, text) + f"/L{layer}.nc"
+
+
+def variant_of(wildcards):
+    return STUDY.by_fingerprint[wildcards.fingerprint]
+
+
+def weights(variant):
+    """A control's weights are made by a rule; the studied checkpoint is there before anything starts."""
+    return f"{variant.folder}/model.safetensors" if variant.made else []
+
+
+rule trace_text:
+    message:
+        "Tracing text {wildcards.text} through the model's own modules"
+    input:
+        weights=lambda w: weights(variant_of(w)),
+    output:
+        update(f"{CACHE}/trace-{TRACE_CODE[:8]}/{{text}}.nc"),
+    params:
+        checkpoint=lambda w: variant_of(w).folder,
+        texts=STUDY.texts_file,
+        tokens=lambda w: STUDY.tokens[w.text],
+        text_sha256=lambda w: STUDY.by_id[w.text].sha256,
+        model=STUDY.settings["model"]["checkpoint"],
+        revision=STUDY.revision,
+        code=TRACE_CODE,
+    log:
+        f"logs/cache/{{fingerprint}}/{{window}}/{{text}}/trace-{TRACE_CODE[:8]}.log",
+    threads: 1
+    resources:
+        mem_mb=3000,
+    conda:
+        "../../envs/study.yaml"
+    shell:
+        "{TORCH}/trace.py --checkpoint {params.checkpoint:q} --texts {params.texts:q} --text {wildcards.text:q}"
+        " --tokens {params.tokens} --text-sha256 {params.text_sha256} --fingerprint {wildcards.fingerprint}"
+        " --model {params.model:q} --revision={params.revision:q} --code {params.code} --log {log:q} {output:q}"
+
+
+rule baseline_cache:
+    message:
+        "Baseline of text {wildcards.text}, transition {wildcards.layer}"
+    input:
+        trace=f"{CACHE}/trace-{TRACE_CODE[:8]}/{{text}}.nc",
+        weights=lambda w: weights(variant_of(w)),
+    output:
+        update(f"{CACHE}/baseline-{BASELINE_CODE[:8]}/{{text}}/L{{layer}}.nc"),
+    params:
+        checkpoint=lambda w: variant_of(w).folder,
+        code=BASELINE_CODE,
+    log:
+        f"logs/cache/{{fingerprint}}/{{window}}/{{text}}/baseline-{BASELINE_CODE[:8]}-L{{layer}}.log",
+    threads: 1
+    resources:
+        mem_mb=1500,
+    conda:
+        "../../envs/study.yaml"
+    shell:
+        "{NUMPY}/baseline.py --checkpoint {params.checkpoint:q} --trace {input.trace:q}"
+        " --layer {wildcards.layer} --code {params.code} --log {log:q} {output:q}"
