@@ -36,37 +36,64 @@ def measure_baseline(checkpoint_folder, trace, index, output, attributes):
     parts = recipient.project(transition.recomputed(rows, np.arange(transition.tokens)))
     vectors = recipient.effective({c: x[None] for c, x in parts.items()}, transition.cos, transition.sin)
     checks = control(where, "branch sum", exceeds(branch, before["branch_out"]), CHECKED)
-    variables = {}
+    data = {"residual_in": before["residual_in"], "branch_out": before["branch_out"], "contribution": contribution}
     for c in VECTORS:
-        x = recipient.slots(vectors[c][0], axis=1)
-        checks |= control(where, f"recomputed {c}", exceeds(x, after[c]), CHECKED)
-        dims = ("query", "recipient_head", "value_dim" if c == "v" else "key_dim")
-        variables[c] = (dims, x, {"long_name": f"effective {c.upper()} of the recipient layer", "units": ONE})
+        data[c] = recipient.slots(vectors[c][0], axis=1)
+        checks |= control(where, f"recomputed {c}", exceeds(data[c], after[c]), CHECKED)
     if recipient.kind == "softmax":
-        rows = recipient.retrieval(vectors["q"], vectors["k"], transition.scaling)[0]
-        checks |= control(where, "recomputed retrieval", exceeds(rows, after["retrieval"]), CHECKED)
-        dims = ("recipient_head", "query", "key")
-        variables["retrieval"] = (dims, rows, {"long_name": "causal softmax rows of the recipient", "units": ONE})
-        for name in ("cos", "sin"):
-            title = {"long_name": f"rotary {name} of the recipient", "units": ONE}
-            variables[name] = (("query", "rotary_dim"), after[name], title)
-    variables |= {
-        "residual_in": (
-            ("query", "hidden"), before["residual_in"], {"long_name": "residual stream before the source", "units": ONE}
-        ),
-        "branch_out": (
-            ("query", "hidden"), before["branch_out"], {"long_name": "source's token mixer, with bias", "units": ONE}
-        ),
-        "contribution": (
-            ("source_head", "query", "hidden"), contribution,
-            {"long_name": "what a source head writes to the residual stream", "units": ONE},
-        ),
-    } | token_coordinates(tokens["token_id"], tokens["token"])  # fmt: skip
+        data["retrieval"] = recipient.retrieval(vectors["q"], vectors["k"], transition.scaling)[0]
+        checks |= control(where, "recomputed retrieval", exceeds(data["retrieval"], after["retrieval"]), CHECKED)
+        data |= {"cos": after["cos"], "sin": after["sin"]}
     own = {
         "source_layer": index, "recipient_layer": index + 1, "source_kind": source.kind,
         "recipient_kind": recipient.kind, "scaling": transition.scaling, "stage": "baseline",
     }  # fmt: skip
-    files.write(output, variables, inherited(inherit) | own | checks | attributes)
+    files.write(output, _variables(data | tokens), inherited(inherit) | own | checks | attributes)
+
+
+TITLES = {
+    "residual_in": (("query", "hidden"), "residual stream that enters the source layer"),
+    "branch_out": (("query", "hidden"), "output of the source's token mixer, bias included"),
+    "contribution": (("source_head", "query", "hidden"), "what a source head writes to the residual stream"),
+    "q": (("query", "recipient_head", "key_dim"), "effective Q of the recipient"),
+    "k": (("query", "recipient_head", "key_dim"), "effective K of the recipient, repeated to the heads that use it"),
+    "v": (("query", "recipient_head", "value_dim"), "effective V of the recipient, repeated to the heads that use it"),
+    "retrieval": (("recipient_head", "query", "key"), "causal softmax rows of the recipient"),
+    "cos": (("query", "rotary_dim"), "cosines of the recipient's rotary embedding"),
+    "sin": (("query", "rotary_dim"), "sines of the recipient's rotary embedding"),
+}
+
+
+def _variables(data):
+    known = {
+        name: (dims, data[name], {"long_name": title, "units": ONE})
+        for name, (dims, title) in TITLES.items()
+        if name in data
+    }
+    return known | token_coordinates(data["token_id"], data["token"])
+
+
+def replace_by_mean(baselines, own, output, attributes):
+    """Write a baseline cache whose removals put a head's mean in its place: not the study's removal, a contrast to it.
+
+    Parameters
+    ----------
+    baselines : list of path
+        The transition's baseline caches of all texts; the mean is over all their tokens.
+    own : path
+        The one of them whose text is measured.
+    output : path
+    attributes : dict
+    """
+    total, tokens = 0.0, 0
+    for path in baselines:
+        contribution = files.read(path, ["contribution"])[0]["contribution"]
+        total = total + contribution.sum(axis=1, dtype=np.float64)
+        tokens += contribution.shape[1]
+    data, inherit = files.read(own)
+    data["contribution"] = (data["contribution"] - (total / tokens)[:, None]).astype(np.float32)
+    kept = {"scaling": inherit["scaling"], "replacement": "mean over the study's tokens", "stage": "baseline"}
+    files.write(output, _variables(data), inherited(inherit) | kept | attributes)
 
 
 def open_transition(checkpoint_folder, baseline):

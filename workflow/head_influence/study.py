@@ -1,5 +1,6 @@
 """A study as the workflow sees it: which texts, transitions and weights, and where each file goes."""
 
+import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,6 +138,11 @@ class Study:
     def window(self, text):
         """Part of a cache path that says which text and how much of it."""
         return f"{self.by_id[text].sha256[:12]}-{self.tokens[text]}"
+
+    @property
+    def all_windows(self):
+        """Part of a cache path that says which texts, in which order, a mean is over."""
+        return hashlib.sha256(" ".join(self.window(text.id) for text in self.texts).encode()).hexdigest()[:12]
 
     def cached(self, variant, stage, code, text):
         """Where a cached stage of one text is, without what follows the text's id."""

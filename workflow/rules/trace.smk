@@ -14,6 +14,9 @@ def trace_of(variant, text):
 
 
 def baseline_cache(variant, text, layer):
+    if variant.control == "mean":
+        folder = f"{STUDY.cache}/{variant.fingerprint}/mean-{STUDY.all_windows}-{BASELINE_CODE[:8]}"
+        return f"{folder}/{text}/L{layer}.nc"
     return STUDY.cached(variant, "baseline", BASELINE_CODE, text) + f"/L{layer}.nc"
 
 
@@ -75,3 +78,27 @@ rule baseline_cache:
     shell:
         "{NUMPY}/baseline.py --checkpoint {params.checkpoint:q} --trace {input.trace:q}"
         " --layer {wildcards.layer} --code {params.code} --log {log:q} {output:q}"
+
+
+rule replace_by_mean:
+    message:
+        "Mean contributions in place of heads, text {wildcards.text}, transition {wildcards.layer}"
+    input:
+        baselines=lambda w: [baseline_cache(variant_of(w), text, w.layer) for text in TEXTS],
+        own=lambda w: baseline_cache(variant_of(w), w.text, w.layer),
+    output:
+        update(
+            f"{STUDY.cache}/{{fingerprint}}/mean-{STUDY.all_windows}-{BASELINE_CODE[:8]}/{{text}}/L{{layer}}.nc"
+        ),
+    params:
+        code=BASELINE_CODE,
+    log:
+        f"logs/cache/{{fingerprint}}/mean-{STUDY.all_windows}/{{text}}/L{{layer}}.log",
+    threads: 1
+    resources:
+        mem_mb=1500,
+    conda:
+        "../../envs/study.yaml"
+    shell:
+        "{NUMPY}/replace_by_mean.py --baselines {input.baselines:q} --own {input.own:q} --code {params.code}"
+        " --log {log:q} {output:q}"
