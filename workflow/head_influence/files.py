@@ -26,10 +26,11 @@ def loaded_packages():
     return {"python": sys.version.split()[0]} | found
 
 
-def content_hash(data):
+def content_hash(data, values=None):
     """Hash the names, types, shapes, bytes and attributes of a dataset, without the completion mark.
 
-    Of its groups only their own marks count, so that one group can be read and verified alone.
+    Of its groups only their own marks count, so that one group can be read and verified alone. The variables' values,
+    which have to be read for it, are added to the dict `values` where one is given.
     """
     digest = hashlib.sha256()
 
@@ -42,10 +43,12 @@ def content_hash(data):
     for name in sorted(data.variables):
         variable = data.variables[name]
         variable.set_auto_maskandscale(False)
-        values = variable[...]
+        found = variable[...]
         digest.update(f"{name}:{variable.dimensions}:{variable.shape}:{variable.dtype}".encode())
         attributes(variable)
-        digest.update("\0".join(values.ravel()).encode() if variable.dtype is str else np.ascontiguousarray(values))
+        digest.update("\0".join(found.ravel()).encode() if variable.dtype is str else np.ascontiguousarray(found))
+        if values is not None:
+            values[name] = found
     for name in sorted(data.groups):
         digest.update(f"{name}={data.groups[name].getncattr(MARK)}".encode())
     return digest.hexdigest()
@@ -149,14 +152,14 @@ def read(path, names=None, optional=(), group=None):
         with netCDF4.Dataset(path) as data:
             holders = [data] if group is None else [data, data.groups[group]]
             for holder in holders:
+                found = {}
                 mark = holder.getncattr(MARK) if MARK in holder.ncattrs() else None
-                if mark is None or mark != content_hash(holder):
+                if mark is None or mark != content_hash(holder, found):
                     fault = "no completion mark" if mark is None else "content differs from its checksum"
                     raise StudyError(f"{path}: {fault}; delete the file and run the same command again")
             attributes = {key: holder.getncattr(key) for holder in holders for key in holder.ncattrs()}
-            found = holders[-1].variables
             wanted = found if names is None else [*names, *(name for name in optional if name in found)]
-            return {name: found[name][...] for name in wanted}, attributes
+            return {name: found[name] for name in wanted}, attributes
     except (OSError, RuntimeError, KeyError, IndexError, AttributeError) as error:
         raise StudyError(
             f"{path}: not a complete netCDF file of this study ({error}); "
