@@ -2,9 +2,11 @@
 
 import argparse
 import resource
+import shlex
 import sys
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 
 from head_influence import StudyError
@@ -13,47 +15,61 @@ from head_influence import StudyError
 def parser(description):
     """Return an argument parser with the options that every program has."""
     result = argparse.ArgumentParser(description=description)
-    result.add_argument("--log", type=Path, help="file that progress and errors go to as well; what the run used goes to .tsv beside it")
+    result.add_argument(
+        "--log", type=Path, help="file that progress and errors go to; what the run used goes to .tsv beside it"
+    )
     return result
 
 
 def run(main, arguments):
     """Run `main(arguments)`; a `StudyError` is one line and exit status 1, anything else a traceback in the log."""
     log, start = arguments.log, time.perf_counter()
-    if log:
-        log.parent.mkdir(parents=True, exist_ok=True)
-        log.write_text("", encoding="utf-8")
+    detail = ""
     try:
+        _begin(log)
         main(arguments)
     except StudyError as error:
-        line, detail = str(error), ""
+        line = str(error)
+    except KeyboardInterrupt:
+        line = "interrupted"
     except MemoryError:
         line, detail = "not enough memory for this job", traceback.format_exc()
     except Exception as error:
         line = f"{type(error).__name__}: {error}" + (f" (traceback in {log})" if log else "")
         detail = traceback.format_exc()
     else:
-        if log:
-            _write_usage(log.with_suffix(".tsv"), time.perf_counter() - start)
+        _end(log, time.perf_counter() - start)
         return
     print(f"head-influence: {line}", file=sys.stderr, flush=True)
-    if log:
-        with log.open("a", encoding="utf-8") as file:
-            file.write(f"{line}\n{detail}")
-    elif detail:
+    progress(log, f"{line}\n{detail}".rstrip())
+    if detail and not log:
         print(detail, file=sys.stderr)
     raise SystemExit(1)
 
 
-def _write_usage(path, seconds):
-    """Write what this process used: exact for jobs of any length, however they were started."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    row = f"{seconds:.4f}\t{used.ru_utime + used.ru_stime:.4f}\t{used.ru_maxrss / 1024:.1f}"
-    path.write_text(f"s\tcpu_time\tmax_rss\n{row}\n", encoding="utf-8")
-
-
 def progress(log, message):
-    """Append a line to a program's log."""
+    """Append a line to a program's log; one that cannot be written stops nothing."""
     if log:
-        with log.open("a", encoding="utf-8") as file:
+        with suppress(OSError), log.open("a", encoding="utf-8", errors="backslashreplace") as file:
             file.write(message + "\n")
+
+
+def _begin(log):
+    """Start the log with the command, by which the program can be run alone."""
+    if log:
+        try:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            log.write_text("", encoding="utf-8")
+        except OSError as error:
+            raise StudyError(f"{log}: the log cannot be written ({error.strerror})") from None
+        progress(log, shlex.join(sys.argv))
+
+
+def _end(log, seconds):
+    """Close the log; beside it write what this process used: exact for jobs of any length, however they were started."""
+    if log:
+        progress(log, f"finished after {seconds:.2f} s")
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        row = f"{seconds:.4f}\t{used.ru_utime + used.ru_stime:.4f}\t{used.ru_maxrss / 1024:.1f}"
+        with suppress(OSError):
+            log.with_suffix(".tsv").write_text(f"s\tcpu_time\tmax_rss\n{row}\n", encoding="utf-8")

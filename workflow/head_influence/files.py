@@ -4,11 +4,13 @@ A file gets its final name only after its data and a completion mark, a hash ove
 disk.
 """
 
+import glob
 import hashlib
 import json
 import os
+import shutil
 import sys
-import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import netCDF4
@@ -17,6 +19,7 @@ import numpy as np
 from head_influence import PROTOCOL, StudyError, __version__
 
 MARK = "complete_sha256"
+KEPT = "nothing half-written was kept; put that right and run the same command again"
 PACKAGES = ("numpy", "netCDF4", "torch", "transformers", "tokenizers", "xarray")
 
 
@@ -75,11 +78,10 @@ def write(path, variables, attributes, groups=None):
         If the disk is full or the folder cannot be written; nothing is left under the final name then, or what was.
     """
     path = Path(path)
-    temporary = None
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
-        os.close(handle)
+        _sweep(path)
         with netCDF4.Dataset(temporary, "w", format="NETCDF4") as data:
             _set_attributes(
                 data,
@@ -94,16 +96,34 @@ def write(path, variables, attributes, groups=None):
                 group.setncattr(MARK, content_hash(group))
             data.sync()
             data.setncattr(MARK, content_hash(data))
-        Path(temporary).chmod(0o644)
-        with Path(temporary).open("rb") as file:
+        temporary.chmod(0o644)
+        with temporary.open("rb") as file:
             os.fsync(file.fileno())
-        Path(temporary).replace(path)
-        temporary = None
+        temporary.replace(path)
     except (OSError, RuntimeError) as error:
-        raise StudyError(f"{path}: cannot be written ({error}); nothing half-written was kept") from error
+        raise StudyError(f"{path}: cannot be written ({_reason(error, path)}); {KEPT}") from error
     finally:
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def _sweep(path):
+    """Remove what writers of `path` that were killed have left."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
+        try:
+            os.kill(int(left.name.split(".")[-2]), 0)
+        except (ProcessLookupError, ValueError):
+            left.unlink(missing_ok=True)
+        except PermissionError:  # it lives, as another user's
+            continue
+
+
+def _reason(error, path):
+    """Say what is behind an error of the HDF5 library, which does not tell a full disk from a broken one."""
+    with suppress(OSError):
+        if shutil.disk_usage(path.parent).free < 1 << 20:
+            return "the disk is full"
+    return str(error)
 
 
 def _set_attributes(thing, attributes):

@@ -8,6 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 PACKAGE = Path(__file__).parent
+SCRIPTS = PACKAGE.parent / "scripts"
 PACKAGES = (
     "numpy",
     "netCDF4",
@@ -24,24 +25,24 @@ PACKAGES = (
 @cache
 def _module(name):
     """Hash of a module's code (without comments, docstrings and layout) and the modules of the library it imports."""
-    path = PACKAGE / (name.replace(".", "/") + ".py") if name else PACKAGE / "__init__.py"
-    if not path.exists():
-        path = PACKAGE / name.replace(".", "/") / "__init__.py"
+    script = name.startswith("scripts.")
+    path = SCRIPTS / f"{name.removeprefix('scripts.')}.py" if script else _path(name)
     tree = ast.parse(path.read_text(encoding="utf-8"))
     imported = set()
     for node in ast.walk(tree):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node, clean=False):
             node.body = node.body[1:]
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == PACKAGE.name:
+        if not script and isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == PACKAGE.name:
             base = node.module.partition(".")[2]
             inside = [f"{base}.{a.name}".strip(".") for a in node.names]
-            imported |= {base, *(m for m in inside if _exists(m))}
+            imported |= {base, *(m for m in inside if _path(m).exists())}
     return hashlib.sha256(ast.dump(tree).encode()).hexdigest(), frozenset(imported - {name})
 
 
-def _exists(name):
-    path = PACKAGE / name.replace(".", "/")
-    return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
+def _path(name):
+    """File of a module of the library: "" is the package itself."""
+    folder = PACKAGE / name.replace(".", "/")
+    return folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
 
 
 def closure(*names):
@@ -58,7 +59,8 @@ def closure(*names):
 def code_version(*names):
     """Version of the code that a stage runs: a hash over the modules `names` and all they import from the library.
 
-    Comments, docstrings and layout do not count; names are relative to the package ("trace", "families.llama").
+    Comments, docstrings and layout do not count; names are relative to the package ("trace", "families.llama"). A
+    program's ("scripts.trace") counts as it is: what it imports has to be named.
     """
     digest = hashlib.sha256()
     for name in closure(*names):

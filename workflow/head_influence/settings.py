@@ -7,6 +7,7 @@ from pathlib import Path
 from head_influence import StudyError
 
 SCHEMA = Path(__file__).parents[1] / "schemas" / "config.schema.json"
+PATHS = ("model.checkpoint", "texts.file", "cache_dir", "curves.contexts")
 
 
 def check_settings(settings):
@@ -21,15 +22,24 @@ def check_settings(settings):
         hint = f" ({error.schema['description']})" if "description" in error.schema and error.absolute_path else ""
         message = " ".join(error.message.split())
         raise StudyError(f"settings: {key}: {message[:300]}{hint}")
-    _check_finite("", settings)
+    _check_values("", settings)
 
 
-def _check_finite(where, value):
+def _check_values(where, value):
+    """Check what a schema cannot say well: finite numbers, characters, names of files."""
     if isinstance(value, dict):
         for key, inner in value.items():
-            _check_finite(f"{where}.{key}".strip("."), inner)
+            _check_values(f"{where}.{key}".strip("."), inner)
     elif isinstance(value, list):
         for i, inner in enumerate(value):
-            _check_finite(f"{where}.{i}", inner)
+            _check_values(f"{where}.{i}", inner)
     elif isinstance(value, float) and not math.isfinite(value):
         raise StudyError(f"settings: {where}: expected a finite number, found {value}")
+    elif isinstance(value, str):
+        if any("\ud800" <= c <= "\udfff" for c in value):
+            raise StudyError(f"settings: {where}: holds half of a surrogate pair, which is no character")
+        if where in PATHS and (value.startswith("-") or any(c in "{}" or ord(c) < 32 or ord(c) == 127 for c in value)):
+            raise StudyError(
+                f"settings: {where}: {value[:80]!r} cannot be used as a path: expected no braces, no control "
+                "characters, and no '-' in front (write ./-name)"
+            )

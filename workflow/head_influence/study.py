@@ -1,7 +1,6 @@
 """A study as the workflow sees it: which texts, transitions and weights, and where each file goes."""
 
 import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +8,7 @@ from head_influence import StudyError
 from head_influence.checkpoint import Checkpoint, read_json
 from head_influence.families import check, family_of, layer_count, layer_of
 from head_influence.fingerprint import fingerprint
+from head_influence.hub import write_json
 from head_influence.provenance import code_version
 from head_influence.settings import check_settings
 from head_influence.texts import check_windows, load_tokenizer, plain_name, read_texts
@@ -108,12 +108,7 @@ class Study:
 
     def claim(self):
         """Write down which checkpoint the results folder belongs to (when a run starts)."""
-        record = self._record()
-        if not record.exists():
-            record.parent.mkdir(parents=True, exist_ok=True)
-            record.write_text(
-                json.dumps({"checkpoint": self.folder, "fingerprint": self.fingerprint}), encoding="utf-8"
-            )
+        write_json(self._record(), {"checkpoint": self.folder, "fingerprint": self.fingerprint})
 
     def _record(self):
         return Path("results") / self.name / "study.json"
@@ -121,6 +116,8 @@ class Study:
     def _check_owner(self):
         if self._record().exists():
             owner = read_json(self._record())
+            if not isinstance(owner, dict):
+                raise StudyError(f"{self._record()}: not what this workflow writes; delete the file")
             if owner.get("checkpoint") != self.folder and owner.get("fingerprint") != self.fingerprint:
                 raise StudyError(
                     f"results/{self.name} was made from another checkpoint, {owner.get('checkpoint')}, not "

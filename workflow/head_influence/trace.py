@@ -9,7 +9,7 @@ import torch
 from head_influence import StudyError, files
 from head_influence.controls import ONE, token_coordinates
 from head_influence.families import layer_of
-from head_influence.models import embed, empty_model, head_weight, replaced, streamed, whole_model
+from head_influence.models import embed, empty_model, replaced, streamed, whole_model
 
 
 class Recorder:
@@ -165,7 +165,7 @@ def whole_forward_error(checkpoint, ids, residuals, last):
         logits = model(input_ids=torch.tensor([list(map(int, ids))]), use_cache=False).logits[0]
     for hook in hooks:
         hook.remove()
-    streamed_logits = torch.from_numpy(np.array(last)) @ torch.from_numpy(head_weight(checkpoint)).T
+    streamed_logits = torch.from_numpy(np.array(last)) @ model.lm_head.weight.T
     return {
         "residual stream": max(scaled_error(x, y.numpy()) for x, y in zip(residuals, own, strict=True)),
         "logits": scaled_error(streamed_logits.numpy(), logits.numpy()),

@@ -1,5 +1,5 @@
 # Every observation's concentration in one file. Inputs are named one by one: results of removed texts never enter.
-CONCENTRATION_CODE = STUDY.code("table")
+CONCENTRATION_CODE = STUDY.code("table", "scripts.concentration")
 
 
 rule concentration_table:

@@ -1,13 +1,13 @@
 # Controls that need more than one transition: the whole model's own forward pass, and other weights.
-FORWARD_CODE = STUDY.code("trace")
-WEIGHTS_CODE = STUDY.code("control_weights")
+FORWARD_CODE = STUDY.code("trace", "scripts.whole_forward")
+WEIGHTS_CODE = STUDY.code("control_weights", "scripts.control_weights")
 
 
 rule whole_forward:
     message:
         "Comparing the layer-by-layer pass of the first text with the whole model's own forward pass"
     input:
-        trace_of(STUDY.variants[STUDY.name], TEXTS[0]),
+        ancient(trace_of(STUDY.variants[STUDY.name], TEXTS[0])),
     output:
         f"results/{STUDY.name}/whole_forward.json",
     params:

@@ -1,6 +1,7 @@
 # What removing heads does: one at a time, and input-adaptive sets together.
-SINGLE_CODE = STUDY.code("trace", "texts", "effects")
-JOINT_CODE = SINGLE_CODE
+REMOVALS = ("trace", "texts", "scripts.trace", "scripts.baseline", "effects")
+SINGLE_CODE = STUDY.code(*REMOVALS, "scripts.single")
+JOINT_CODE = STUDY.code(*REMOVALS, "scripts.single", "scripts.joint")
 
 
 def changes_cache(w):
@@ -13,7 +14,7 @@ rule single_removals:
     message:
         "Single removals of {wildcards.study}, text {wildcards.text}, transition {wildcards.layer}"
     input:
-        baseline=lambda w: baseline_cache(STUDY.variants[w.study], w.text, w.layer),
+        baseline=lambda w: ancient(baseline_cache(STUDY.variants[w.study], w.text, w.layer)),
         weights=lambda w: weights(STUDY.variants[w.study]),
     output:
         single="results/{study}/single/{text}/L{layer}.nc",
@@ -38,7 +39,7 @@ rule joint_removals:
     message:
         "Joint removals of {wildcards.study}, text {wildcards.text}, transition {wildcards.layer}"
     input:
-        baseline=lambda w: baseline_cache(STUDY.variants[w.study], w.text, w.layer),
+        baseline=lambda w: ancient(baseline_cache(STUDY.variants[w.study], w.text, w.layer)),
         weights=lambda w: weights(STUDY.variants[w.study]),
         single="results/{study}/single/{text}/L{layer}.nc",
     output:

@@ -1,0 +1,45 @@
+# What a third party needs to make the study's numbers again, and the numbers' hashes to compare with.
+import json
+
+
+rule provenance_record:
+    message:
+        "Writing down what {STUDY.name} was made from"
+    input:
+        f"results/{STUDY.name}/concentration.nc",
+        results("joint"),
+    output:
+        f"results/{STUDY.name}/provenance.json",
+    params:
+        settings=lambda w: json.dumps(STUDY.settings, sort_keys=True),
+        checkpoint=STUDY.folder,
+        revision=STUDY.revision,
+        fingerprint=STUDY.fingerprint,
+        hashes=str(STUDY.cache),
+        codes=[
+            f"trace={TRACE_CODE}",
+            f"baseline={BASELINE_CODE}",
+            f"single={SINGLE_CODE}",
+            f"joint={JOINT_CODE}",
+            f"concentration={CONCENTRATION_CODE}",
+            f"whole_forward={FORWARD_CODE}",
+            f"control_weights={WEIGHTS_CODE}",
+            f"audit={AUDIT_CODE}",
+        ],
+        code=STUDY.code("record", "texts", "scripts.provenance"),
+    log:
+        f"logs/{STUDY.name}/provenance.log",
+    threads: 1
+    resources:
+        mem_mb=1000,
+    conda:
+        "../../envs/study.yaml"
+    shell:
+        "{NUMPY}/provenance.py --settings {params.settings:q} --checkpoint {params.checkpoint:q}"
+        " --revision={params.revision:q} --fingerprint {params.fingerprint} --cache {params.hashes:q}"
+        " --codes {params.codes} --log {log:q} {output:q}"
+
+
+rule provenance:
+    input:
+        rules.provenance_record.output,
