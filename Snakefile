@@ -17,11 +17,14 @@ os.environ.setdefault("HEAD_INFLUENCE_COMMAND", shlex.join(["snakemake", *sys.ar
 os.environ |= {"PYTHONPATH": str(WORKFLOW), "TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_VERBOSITY": "error"}
 
 from head_influence import StudyError, hub
+from head_influence.contexts import check_contexts
 from head_influence.settings import check_settings
 from head_influence.study import Study
 
 try:
     check_settings(config)
+    if config["curves"] and "curves" in sys.argv:
+        check_contexts(config["curves"])  # before a model is fetched for them
     PLACE = hub.locate(config)
     STUDY = None if PLACE.missing() else Study(config, PLACE)
 except (StudyError, OSError) as error:

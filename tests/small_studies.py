@@ -33,6 +33,7 @@ TEXTS = (
     ("first", HOSTILE, 12, ("The", " ", "$a$", "</script>", "\n", "雾", "雾", "")),
     ("second", "zh", 10, ("雾", "\U0001f642", "<b>", "\t")),
     ("third", "en", 11, ()),
+    *((f"further{i}", "en", 6, ()) for i in range(6)),
 )
 
 

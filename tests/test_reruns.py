@@ -217,14 +217,41 @@ def test_results_of_another_checkpoint_are_refused(tmp_path):
     project = runs.copied(tmp_path)
     shutil.copytree(project.folder / "model", project.folder / "moved")
     project.settings(model__checkpoint="moved")
-    assert project.plan() == NOTHING  # the same weights at another place
+    assert project.plan() == EVERYTHING - RECORD  # the same weights under another name, which every file states
     tiny.write(tmp_path / "other", tiny.LLAMA, seed=78)
     project.settings(model__checkpoint="other")
     said = project.fail("concentration").splitlines()
     expected = "head-influence: results/tiny was made from another checkpoint, model, not other; give this study a name"
     assert [line for line in said if line.startswith(expected)]
     project.settings(study="other")
-    assert sum(project.plan().values()) == sum((EVERYTHING - RECORD).values())
+    assert project.plan() == EVERYTHING - RECORD
+
+
+UNRECORDED = {
+    "settings (measure)": settings_are(measure__random_seed=1),
+    "texts": texts_are(0, 1),
+    "code": other_code("head_influence/concentration.py"),
+}
+
+
+@pytest.mark.parametrize("name", UNRECORDED)
+def test_a_change_without_snakemakes_records_is_refused(name, tmp_path):
+    """Nothing but those records says by which parameters a file was made."""
+    project = runs.copied(tmp_path)
+    cloned(project)
+    UNRECORDED[name](project)
+    said = project.fail()
+    assert f"head-influence: results/tiny was made with other {name}, and Snakemake's record of that" in said
+    shutil.rmtree(tmp_path / "results")
+    assert project.plan()["concentration_table"] == 1
+
+
+def test_two_changes_at_once(tmp_path):
+    """One that runs a cached stage again does not hide another further down (it would behind an `ancient` input)."""
+    project = runs.copied(tmp_path, "provenance")
+    text_changed(1, language="la")(project)
+    project.settings(measure__random_seed=7)
+    assert project.plan("provenance") == ONE_TEXT + JOINT + JOINT + SUMMARY
 
 
 def test_dates_in_the_copy_were_kept(tmp_path):

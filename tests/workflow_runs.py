@@ -150,7 +150,7 @@ def new(folder, model="llama", texts=TEXTS, **changes):
     project.texts(texts)
     project.settings(
         study="tiny", model={"checkpoint": "model", "revision": None}, texts={"file": "texts.json", "tokens": 12},
-        measure__first_query=2, controls__random_weights=[], controls__permuted_weights=[],
+        measure__first_query=2, controls__random_weights=[], controls__permuted_weights=[], curves=None,
     )  # fmt: skip
     project.settings(**changes)
     return project

@@ -18,9 +18,8 @@ def measure_baseline(checkpoint_folder, trace, index, output, attributes):
     arithmetic with nothing removed; the controls compare them with what the model's own modules produced.
     """
     checkpoint = Checkpoint(checkpoint_folder)
-    before, inherit = files.read(trace, group=f"L{index:02d}")
-    after, recipient_attributes = files.read(trace, group=f"L{index + 1:02d}")
-    tokens, _ = files.read(trace)
+    traced = files.read_groups(trace, [None, f"L{index:02d}", f"L{index + 1:02d}"])
+    (tokens, _), (before, inherit), (after, recipient_attributes) = traced
     source, recipient = layer_of(checkpoint, index), layer_of(checkpoint, index + 1)
     where = f"text {inherit['text']}, transition {index}"
     contribution = source.contributions(before["head_values"])

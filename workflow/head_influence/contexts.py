@@ -131,6 +131,12 @@ def read_contexts(path, contexts=None, items=None, question="{question}"):
     return [replace(c, items=c.items[:items]) for c in found[:contexts]]
 
 
+def check_contexts(settings):
+    """Raise a `StudyError` unless the contexts file of the `curves` settings is usable; no model is needed."""
+    question = settings.get("prompt", {}).get("question", "{question}")
+    read_contexts(settings["contexts"], settings.get("number"), settings.get("items"), question)
+
+
 def _ask(template, question, options=""):
     return template.replace("{question}", question).replace("{options}", options)
 
@@ -237,8 +243,7 @@ def tokenise_context(tokenizer, context, prompt):
         if not tokens.answer or not tokens.targets:
             raise StudyError(
                 f"context {context.id!r}, item {item.id!r}: its answer has no token to score; an answer needs one "
-                "token, "
-                "two if there is no question"
+                "token, two if there is no question"
             )
         items.append(tokens)
     result = TokenContext(

@@ -184,11 +184,11 @@ def ranking(table, model, seed=0):
         ax.axvline(0, color=PALE, lw=0.8, zorder=0)
         ax.plot(x, y, ls="", marker="o", ms=4, mfc=BLUE, mec="white", mew=0.5)
         far = np.argsort(-(np.abs(x) + np.abs(y)), kind="stable")[:3]
-        for i in far:
+        for rank, i in enumerate(far):
             ax.annotate(
                 table.names[i],
                 (x[i], y[i]),
-                xytext=(4, 4),
+                xytext=(4, 4 - 12 * (rank % 2)),
                 textcoords="offset points",
                 fontsize=7.5,
                 color=GREY,
@@ -285,22 +285,28 @@ def upstream_chart(found, model):
         "layers, no p-value · other texts in each study",
     )  # fmt: skip
     measures = (
-        ("share", "mean share of the influence on the next layer, times H"),
-        ("dominance", "how often a query head of the group has the largest share"),
+        ("share", "mean share of the influence on the next layer × H"),
+        ("dominance", "how often its group has the largest share"),
     )
     for row, y in zip(axes, ("delta(0)", "gain"), strict=True):
         for ax, (x, label) in zip(row, measures, strict=True):
-            points = ax.scatter(found[x], found[y], c=layers, cmap="viridis", s=22, edgecolor="white", linewidth=0.5)
-            r, n = found["within"][f"{y} and {x}"]
-            ax.set_title(
-                f"rank correlation within a layer {r:.2f} ({counted(n, 'layer')})"
-                if n
-                else "one head a layer: no ranks"
-            )
+            points = ax.scatter(
+                found[x], found[y], c=layers, cmap="viridis", vmin=layers.min(), vmax=layers.max(), s=22,
+                edgecolor="white", linewidth=0.5,
+            )  # fmt: skip
+            if len(layers) < ENOUGH:
+                ax.set_title(f"{counted(len(layers), 'head')}: too few for a correlation")
+                for name, *place in zip(found["names"], found[x], found[y], strict=True):
+                    ax.annotate(name, place, xytext=(5, 4), textcoords="offset points", fontsize=7.5, color=GREY)
+            else:
+                r, n = found["within"][f"{y} and {x}"]
+                ax.set_title(f"rank correlation within a layer {r:.2f} ({counted(n, 'layer')})")
+            ax.margins(0.12)
             ax.axhline(0, color=GREY, lw=0.6, zorder=0)
             ax.set_xlabel(label)
             ax.set_ylabel("Δ at the smallest ratio, nats" if y == "delta(0)" else "gain at the largest ratio, nats")
     box = axes[0, -1].get_position()
     low = axes[-1, -1].get_position().y0
-    figure.colorbar(points, cax=figure.add_axes([0.925, low, 0.013, box.y1 - low]), label="layer")
+    if len(set(found["layers"])) > 1:
+        figure.colorbar(points, cax=figure.add_axes([0.925, low, 0.013, box.y1 - low]), label="layer")
     return figure

@@ -23,24 +23,17 @@ figure { margin: 1.2rem 0; } figcaption { font-size: 13px; color: #555; }
 """
 CAPTIONS = {
     "curves": "Change of the log perplexity of the answers (nats per token) when one KV head keeps another share of "
-    "its keys "
-    "than the baseline's and every other head stays at the baseline. Below 0 is better than the baseline, above 0 is "
-    "worse. "
-    "Every curve passes through 0 at the baseline.",
+    "its keys than the baseline's and every other head stays at the baseline. Below 0 is better than the baseline, "
+    "above 0 is worse. Every curve passes through 0 at the baseline.",
     "curve_map": "Every head at the smallest and the largest ratio. A head that is red above loses most without its "
-    "keys, one "
-    "that is blue below gains most from more of them.",
+    "keys, one that is blue below gains most from more of them.",
     "curve_ranking": "Each head's effect on the two halves of the items. Where the points do not lie along a rising "
-    "line, the "
-    "order of the heads on one half says little about the other, and no head should be named for its rank.",
+    "line, the order of the heads on one half says little about the other, and no head should be named for its rank.",
     "curve_budgets": "Gain over the uniform budget when all heads share the same number of keys by their curves. The "
-    "promise is "
-    "the sum of the single curves; measured is one run with all heads changed together. Only the gain on held-out "
-    "items "
-    "says what a budget is worth on other questions about these contexts.",
+    "promise is the sum of the single curves; measured is one run with all heads changed together. Only the gain on "
+    "held-out items says what a budget is worth on other questions about these contexts.",
     "curve_upstream": "Each point a KV head: what its share of the cache does for the answers, and what removing its "
-    "query "
-    "heads does to the next layer. Two different questions; see the caveats in the text.",
+    "query heads does to the next layer. Two different questions; see the caveats in the text.",
 }
 
 
@@ -84,18 +77,16 @@ def scores(table):
     ]
     out = [rows_table(("cache", "mean negative log probability, nats per token"), rows)]
     words = (
-        f"From the full cache to none the answers lose {gain:.3g} nats (standard error over "
-        f"{counted(len(table.samples), 'item')}: "
-        f"{error:.2g})."
+        f"Without any article key the score is {abs(gain):.3g} nats {'worse' if gain > 0 else 'better'} than with the "
+        f"full cache (standard error over {counted(len(table.samples), 'item')}: {error:.2g})."
     )
     if holds:
         out.append(f"<p>{words} The order full &lt; baseline &lt; none holds: the model uses its context here.</p>")
     else:
         out.append(
             f'<p class="warn">{words} The order full &lt; baseline &lt; none, with a difference above two standard '
-            "errors, does "
-            "<b>not</b> hold: on these contexts the model does not use its softmax cache reliably, and the curves mean "
-            "little. The check of it reads “not applicable”.</p>"
+            "errors, does <b>not</b> hold: on these contexts the model does not use its softmax cache reliably, and "
+            "the curves mean little. The check of it reads “not applicable”.</p>"
         )
     return out
 
@@ -121,8 +112,7 @@ def ranking_words(table, seed=0):
             )
             words += (
                 f"; over resampled {table.unit}s, against the whole, {middle:.2f} ({low:.2f} to {high:.2f}); the "
-                "leading head "
-                f"leads in {100 * entry['top']:.0f} % of the resamples{few}"
+                f"leading head leads in {100 * entry['top']:.0f} % of the resamples{few}"
             )
         parts.append(f"<li>{html.escape(words)}</li>")
     return f"<p>How far the heads can be ranked:</p><ul>{''.join(parts)}</ul>"
@@ -167,14 +157,11 @@ def budget_words(rows, items):
     body = [tuple(row.get(key, float("nan")) for key in keys) for row in rows]
     return (
         "<p>A budget gives each head a share of a fixed number of keys; shares minimise the sum of the curves, by "
-        "exchange "
-        f"between heads from the uniform budget (a local optimum). Gains on the uniform budget, nats, "
-        f"{counted(items, 'item')}. "
-        "“Promised” adds up single curves as if heads did not interact. “Held out” is the number to quote: the "
-        "budget is fitted "
-        "on every second item and measured on the others, and the other way round; all items share the contexts, so "
-        "it says "
-        "nothing about other contexts. The written shares (budgets/R*.json) are fitted on all items; they have no "
+        "exchange between heads from the uniform budget (a local optimum). Gains on the uniform budget, nats, "
+        f"{counted(items, 'item')}. “Promised” adds up single curves as if heads did not interact. “Held out” is the "
+        "number to quote: the budget is fitted on every second item and measured on the others, and the other way "
+        "round; all items share the contexts, so it says nothing about other contexts. The written shares "
+        "(budgets/R*.json) are fitted on all items; they have no "
         "held-out gain of their own.</p>" + rows_table(header, body)
     )
 
@@ -199,9 +186,8 @@ def kinds_words(table):
         words.append(f"Left alone: sliding-window layers {', '.join(map(str, listed['sliding']))}.")
     if listed["linear"]:
         words.append(
-            f"Carried unchanged, with the state after the whole context: linear layers "
-            f"{', '.join(map(str, listed['linear']))}; "
-            "they keep part of the article in every cache, also in “none”."
+            "Carried unchanged, with the state after the whole context: linear layers "
+            f"{', '.join(map(str, listed['linear']))}; they keep part of the article in every cache, also in “none”."
         )
     return html.escape(" ".join(words))
 
@@ -227,20 +213,15 @@ def section(table, model, figures, checks, budgets=None, seed=0):
     parts = [
         "<h2>Head influence curves</h2>",
         "<p>A context is read once and its KV cache is compacted head by head; then questions about it are asked and "
-        "the log "
-        f"perplexity of the answers is measured. At the baseline every KV head keeps {100 * table.baseline:g} % of "
-        "the article's "
-        "keys. A curve shows what changes when <b>one</b> head keeps more or fewer and all others stay. "
-        "<b>Negative means better than the baseline</b>: a head far below 0 gains most from more keys, one well "
-        "above 0 at "
-        "ratio 0 is hurt most when its keys are taken away, and a flat line at 0 is a head without influence. What "
-        "is measured "
-        "here is the loss of the answers, unlike in the concentration study.</p>",
+        f"the log perplexity of the answers is measured. At the baseline every KV head keeps {100 * table.baseline:g} "
+        "% of the article's keys. A curve shows what changes when <b>one</b> head keeps more or fewer and all others "
+        "stay. <b>Negative means better than the baseline</b>: a head far below 0 gains most from more keys, one "
+        "well above 0 at ratio 0 is hurt most when its keys are taken away, and a flat line at 0 is a head without "
+        "influence. What is measured here is the loss of the answers, unlike in the concentration study.</p>",
         f"<p>Model: {html.escape(model)}. {counted(len(table.contexts), 'context')}, "
-        f"{counted(len(table.samples), 'scored item')}; "
-        f"answers: {'the model’s own greedy ones' if reading['answers'] == 'greedy' else 'the reference texts'}. "
-        "Keys chosen by "
-        f"{fit['keys']}, bias {fit['bias']}, values {fit['values']}. {kinds_words(table)}</p>",
+        f"{counted(len(table.samples), 'scored item')}; answers: "
+        f"{'the model’s own greedy ones' if reading['answers'] == 'greedy' else 'the reference texts'}. Keys chosen "
+        f"by {fit['keys']}, bias {fit['bias']}, values {fit['values']}. {kinds_words(table)}</p>",
         *scores(table),
         figure(figures, "curves"),
         figure(figures, "curve_map"),
@@ -255,8 +236,7 @@ def section(table, model, figures, checks, budgets=None, seed=0):
         "<p>On the first context and one layer; check 9 on a model made by hand whose retrieval head is known.</p>",
         check_rows(checks),
         "<p>Effects of single heads are small, often not monotone, and differ between texts. Nothing here says that "
-        "a head can "
-        "be removed, nor does a rank carry over to other contexts without the stability shown above.</p>",
+        "a head can be removed, nor does a rank carry over to other contexts without the stability shown above.</p>",
     ]
     return "\n".join(parts)
 

@@ -143,8 +143,7 @@ class CurveStudy:
         if layer not in self.kv_heads or head >= self.kv_heads[layer]:
             raise StudyError(
                 f"curves.heads: {name}: the model has KV heads 0 to {max(self.kv_heads.values()) - 1} in its softmax "
-                "layers "
-                f"{', '.join(map(str, self.softmax))}"
+                f"layers {', '.join(map(str, self.softmax))}"
             )
         return layer, head
 

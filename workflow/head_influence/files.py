@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 import sys
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import netCDF4
@@ -128,7 +128,9 @@ def _reason(error, path):
 
 def _set_attributes(thing, attributes):
     for key, value in attributes.items():
-        plain = value if isinstance(value, (str, int, float, np.ndarray, np.generic)) else json.dumps(value, sort_keys=True)
+        plain = (
+            value if isinstance(value, (str, int, float, np.ndarray, np.generic)) else json.dumps(value, sort_keys=True)
+        )
         thing.setncattr(key, int(plain) if isinstance(plain, bool) else plain)
 
 
@@ -167,24 +169,45 @@ def read(path, names=None, optional=(), group=None):
     StudyError
         If the file is absent, unreadable, without its completion mark, or any byte of it has changed since.
     """
-    path = Path(path)
+    with _opened(path) as data:
+        return _verified(data, path, names, optional, group)
+
+
+def read_groups(path, groups):
+    """Read the file itself (None) and some of its groups, opening it once: that takes time for every group it has.
+
+    Returns
+    -------
+    list of (variables, attributes)
+        As `read` returns them, with its errors.
+    """
+    with _opened(path) as data:
+        return [_verified(data, path, group=group) for group in groups]
+
+
+@contextmanager
+def _opened(path):
     try:
-        with netCDF4.Dataset(path) as data:
-            holders = [data] if group is None else [data, data.groups[group]]
-            for holder in holders:
-                found = {}
-                mark = holder.getncattr(MARK) if MARK in holder.ncattrs() else None
-                if mark is None or mark != content_hash(holder, found):
-                    fault = "no completion mark" if mark is None else "content differs from its checksum"
-                    raise StudyError(f"{path}: {fault}; delete the file and run the same command again")
-            attributes = {key: holder.getncattr(key) for holder in holders for key in holder.ncattrs()}
-            wanted = found if names is None else [*names, *(name for name in optional if name in found)]
-            return {name: found[name] for name in wanted}, attributes
+        with netCDF4.Dataset(Path(path)) as data:
+            yield data
     except (OSError, RuntimeError, KeyError, IndexError, AttributeError) as error:
         raise StudyError(
             f"{path}: not a complete netCDF file of this study ({error}); "
             "delete the file and run the same command again"
         ) from error
+
+
+def _verified(data, path, names=None, optional=(), group=None):
+    holders = [data] if group is None else [data, data.groups[group]]
+    for holder in holders:
+        found = {}
+        mark = holder.getncattr(MARK) if MARK in holder.ncattrs() else None
+        if mark is None or mark != content_hash(holder, found):
+            fault = "no completion mark" if mark is None else "content differs from its checksum"
+            raise StudyError(f"{path}: {fault}; delete the file and run the same command again")
+    attributes = {key: holder.getncattr(key) for holder in holders for key in holder.ncattrs()}
+    wanted = found if names is None else [*names, *(name for name in optional if name in found)]
+    return {name: found[name] for name in wanted}, attributes
 
 
 def write_json(path, content):

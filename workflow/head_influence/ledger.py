@@ -8,6 +8,7 @@ import numpy as np
 
 from head_influence.distributions import ENOUGH_TEXTS, present, spread
 from head_influence.findings import ALL_MEASURES, QUANTITIES
+from head_influence.summary import per_text
 
 QUANTILE_NAMES = ("q05", "q25", "q50", "q75", "q95")
 SPREAD = ("centre", "low", "high")
@@ -57,6 +58,8 @@ def _identity(run, j, component, quantity, statistic):
             return float(identity["modal_share"][j, c])
         values = identity["dominance_by_text"][j, :, c, modal] if modal >= 0 else [np.nan]
         return float(spread(values)[SPREAD.index(statistic)])
+    if quantity == "own modal share":
+        return float(spread(per_text(run, "modal share", component)[:, j])[SPREAD.index(statistic)])
     between = [str(name) for name in identity["between"]].index(quantity)
     if statistic == "value":
         return float(identity["overlap"][j, c, between])
@@ -69,6 +72,7 @@ def shown(value):
         return f"{value:,}"
     if not np.isfinite(value):
         return "–"
+    value = float(f"{value:.6g}")  # as in the tables: 0.9999999 is 1
     if abs(value) < 1e-12:
         return "0"
     if 1e-4 <= abs(value) < 1e-3:

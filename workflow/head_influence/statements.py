@@ -161,17 +161,20 @@ def same_head(ledger):
 
             name = [str(j), study.kinds[j], CELLS[component]]
             cells = [n("modal head"), n("modal share"), f"{n('modal share', 'low')}–{n('modal share', 'high')}"]
-            cells += [n("modal share", run=run) for run in runs[1:]]
             cells += [verdict(runs, [per_text(run, "modal share", component)[:, j] for run in runs])]
+            for run in runs:
+                low, high = (n("own modal share", statistic, run=run) for statistic in ("low", "high"))
+                cells.append(f"{n('own modal share', 'centre', run=run)} ({low}–{high})")
             dominance.append([*name, *cells, n("constant part of the modal head", "centre")])
             cells = [n("neighbouring tokens"), n("recipient heads"), n("texts"), n("overlap of random halves")]
             cells += [n(f"variance {source}") for source in ("head", "head x text", "head x token", "head x recipient")]
             stability.append([*name, *cells])
     columns = ["transition", "kind", "component", "modal head", "its frequency", "over texts",
-               *(f"{run.label}: own modal head" for run in runs[1:]), "spread over texts",
+               "spread over texts", *(f"own modal head of a text, {run.label}" for run in runs),
                "constant part of its contribution"]  # fmt: skip
     note = "Modal head: the one that most often has the largest share. A head whose contribution is constant dominates "
-    note += "without carrying anything of the input. The spread over texts is that of each text’s own modal head."
+    note += "without carrying anything of the input. Own modal head: how often the head that is modal in one text has "
+    note += "the largest share there, mean (spread) over texts; that is what is compared with the controls."
     out = [f"<p>{text}</p>", table(columns, dominance, note, "by-head")]
     columns = ["transition", "kind", "component", "overlap: neighbouring tokens", "recipient heads", "texts",
                "random halves", "variation: head", "head × text", "head × token", "head × recipient"]  # fmt: skip

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from head_influence import StudyError
-from head_influence.checkpoint import Checkpoint, read_json
+from head_influence.checkpoint import Checkpoint
+from head_influence.claims import check_owner
 from head_influence.families import check, family_of, layer_count, layer_of
 from head_influence.fingerprint import fingerprint
-from head_influence.hub import write_json
 from head_influence.provenance import code_version
 from head_influence.settings import check_settings
 from head_influence.texts import check_windows, load_tokenizer, plain_name, read_texts
@@ -90,7 +90,7 @@ class Study:
         counts = check_windows(load_tokenizer(self.folder), self.texts, first, self.texts_file)
         self.tokens = {text.id: count for text, count in zip(self.texts, counts, strict=True)}
         self.fingerprint = fingerprint(self.folder, self.cache)
-        self._check_owner()
+        check_owner(self.name, self.folder, self.fingerprint)
         self.variants = {variant.study: variant for variant in self._variants()}
         self.by_fingerprint = {v.fingerprint: v for v in self.variants.values() if v.control != "mean"}
 
@@ -106,23 +106,10 @@ class Study:
         if controls["mean_replacement"]:
             yield Variant(f"{self.name}-mean", self.folder, self.fingerprint[:16], "mean")
 
-    def claim(self):
-        """Write down which checkpoint the results folder belongs to (when a run starts)."""
-        write_json(self._record(), {"checkpoint": self.folder, "fingerprint": self.fingerprint})
-
-    def _record(self):
-        return Path("results") / self.name / "study.json"
-
-    def _check_owner(self):
-        if self._record().exists():
-            owner = read_json(self._record())
-            if not isinstance(owner, dict):
-                raise StudyError(f"{self._record()}: not what this workflow writes; delete the file")
-            if owner.get("checkpoint") != self.folder and owner.get("fingerprint") != self.fingerprint:
-                raise StudyError(
-                    f"results/{self.name} was made from another checkpoint, {owner.get('checkpoint')}, not "
-                    f"{self.folder}; give this study a name of its own (study: ...)"
-                )
+    def made_from(self, codes):
+        """Return what numbers depend on that no path shows: settings, texts, and `codes`, stage to version."""
+        texts = [[text.id, self.window(text.id), text.language] for text in self.texts]
+        return {"settings (measure)": self.settings["measure"], "texts": texts, "code": codes}
 
     def code(self, *modules):
         """Version of the code of a stage: `modules` and the checkpoint's family."""

@@ -59,7 +59,7 @@ def measure_concentration(singles, output, texts, small_total, attributes):
         flag = first[name].dtype == np.int8
         values = np.full(full, -1 if flag else np.nan, first[name].dtype)
         for (i, j), found in results.items():
-            _, t, r = found[name].shape
-            values[i, j, :, :t, :r] = found[name]
+            part = found.pop(name)  # what has its place in the table is not held twice
+            values[i, j, :, : part.shape[1], : part.shape[2]] = part
         variables[name] = (dims, values, {"long_name": title, "units": ONE})
     files.write(output, variables, {"stage": "concentration"} | attributes)

@@ -3,7 +3,7 @@
 import numpy as np
 
 from head_influence.concentration import COMPONENTS, shares
-from head_influence.curve_table import spearman
+from head_influence.curve_table import ENOUGH, spearman
 from head_influence.identity import read_influence
 
 COMPONENT = "qkv"
@@ -86,20 +86,20 @@ def _within(layers, x, y):
 
 def upstream_words(found):
     """Return the report's paragraph on the relation, as HTML."""
-    items = "".join(
-        f"<li>{name}: {r:.2f}, mean of {n} layer{'s' if n != 1 else ''}</li>"
-        for name, (r, n) in found["within"].items()
-    )
+    if len(found["names"]) < ENOUGH:
+        items = f"<p>{len(found['names'])} heads: too few for a correlation.</p>"
+    else:
+        rows = (
+            f"<li>{name}: {r:.2f}, mean of {n} layer{'s' if n != 1 else ''}</li>"
+            for name, (r, n) in found["within"].items()
+        )
+        items = f"<ul>{''.join(rows)}</ul>"
     return (
         "<p>Both studies ran on this model. Upstream influence: what removing a head's contribution does to the next "
-        "layer's "
-        "queries, keys and values (share among the layer's heads; how often the head has the largest share). It says "
-        "nothing "
-        "about answers; a curve says nothing about the next layer. A KV head stands for its whole group of query "
-        "heads: its "
-        "share is the mean over them, and it dominates when any of them does. The texts of the two studies differ. "
-        "Heads of "
-        "different layers are not comparable in their shares, so the numbers are rank correlations within a layer, "
-        "averaged; "
-        f"with two or three heads a layer's own is coarse, and no p-value is given.</p><ul>{items}</ul>"
+        "layer's queries, keys and values (share among the layer's heads; how often the head has the largest share). "
+        "It says nothing about answers; a curve says nothing about the next layer. A KV head stands for its whole "
+        "group of query heads: its share is the mean over them, and it dominates when any of them does. The texts of "
+        "the two studies differ. Heads of different layers are not comparable in their shares, so the numbers are "
+        "rank correlations within a layer, averaged; with two or three heads a layer's own is coarse, and no p-value "
+        f"is given.</p>{items}"
     )

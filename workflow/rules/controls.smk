@@ -7,7 +7,7 @@ rule whole_forward:
     message:
         "Comparing the layer-by-layer pass of the first text with the whole model's own forward pass"
     input:
-        ancient(trace_of(STUDY.variants[STUDY.name], TEXTS[0])),
+        trace_of(STUDY.variants[STUDY.name], TEXTS[0]),
     output:
         f"results/{STUDY.name}/whole_forward.json",
     params:

@@ -11,7 +11,7 @@ if STUDY.settings["curves"] is not None:
     try:
         CURVES = CurveStudy(STUDY.settings["curves"], STUDY.folder)
     except StudyError as error:
-        if "curves" in workflow.dag_settings.targets:
+        if "curves" in sys.argv:
             sys.exit(f"head-influence: {error}")
         CURVES_ABSENT = str(error)  # the other study does not need them
         print(f"head-influence: without head influence curves: {error}", file=sys.stderr)

@@ -14,7 +14,7 @@ rule single_removals:
     message:
         "Single removals of {wildcards.study}, text {wildcards.text}, transition {wildcards.layer}"
     input:
-        baseline=lambda w: ancient(baseline_cache(STUDY.variants[w.study], w.text, w.layer)),
+        baseline=lambda w: baseline_cache(STUDY.variants[w.study], w.text, w.layer),
         weights=lambda w: weights(STUDY.variants[w.study]),
     output:
         single="results/{study}/single/{text}/L{layer}.nc",
@@ -39,7 +39,7 @@ rule joint_removals:
     message:
         "Joint removals of {wildcards.study}, text {wildcards.text}, transition {wildcards.layer}"
     input:
-        baseline=lambda w: ancient(baseline_cache(STUDY.variants[w.study], w.text, w.layer)),
+        baseline=lambda w: baseline_cache(STUDY.variants[w.study], w.text, w.layer),
         weights=lambda w: weights(STUDY.variants[w.study]),
         single="results/{study}/single/{text}/L{layer}.nc",
     output:

@@ -9,11 +9,7 @@ FINDINGS_CODE = code_version("findings", "tables")
 rule identity_of_heads:
     input:
         singles=lambda w: results("single", w.study),
-        baselines=lambda w: [
-            baseline_cache(STUDY.variants[w.study], text, layer)
-            for text in TEXTS
-            for layer in LAYERS
-        ],
+        baselines=lambda w: [baseline_cache(STUDY.variants[w.study], text, layer) for text in TEXTS for layer in LAYERS],
     output:
         "results/{study}/identity.nc",
     log:

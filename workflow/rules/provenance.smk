@@ -1,6 +1,17 @@
 # What a third party needs to make the study's numbers again, and the numbers' hashes to compare with.
 import json
 
+CODES = {
+    "trace": TRACE_CODE,
+    "baseline": BASELINE_CODE,
+    "single": SINGLE_CODE,
+    "joint": JOINT_CODE,
+    "concentration": CONCENTRATION_CODE,
+    "whole_forward": FORWARD_CODE,
+    "control_weights": WEIGHTS_CODE,
+    "audit": AUDIT_CODE,
+}
+
 
 rule provenance_record:
     message:
@@ -16,16 +27,7 @@ rule provenance_record:
         revision=STUDY.revision,
         fingerprint=STUDY.fingerprint,
         hashes=str(STUDY.cache),
-        codes=[
-            f"trace={TRACE_CODE}",
-            f"baseline={BASELINE_CODE}",
-            f"single={SINGLE_CODE}",
-            f"joint={JOINT_CODE}",
-            f"concentration={CONCENTRATION_CODE}",
-            f"whole_forward={FORWARD_CODE}",
-            f"control_weights={WEIGHTS_CODE}",
-            f"audit={AUDIT_CODE}",
-        ],
+        codes=[f"{stage}={code}" for stage, code in CODES.items()],
         code=STUDY.code("record", "texts", "scripts.provenance"),
     log:
         f"logs/{STUDY.name}/provenance.log",

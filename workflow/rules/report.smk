@@ -8,18 +8,12 @@ REPORT_CODE = code_version("report")
 EXPLORER_CODE = code_version("explorer")
 RUNS = [f"{variant.study}={variant.control}" for variant in STUDY.variants.values()]
 FINDINGS = [
-    f"results/{study}/{name}.nc"
-    for study in STUDY.variants
-    for name in ("findings", "identity", "concentration")
+    f"results/{study}/{name}.nc" for study in STUDY.variants for name in ("findings", "identity", "concentration")
 ]
 # Two jobs draw the figures, each about half of them.
 BATCHES = {
-    "concentration": [
-        name for name, (module, *_) in FIGURES.items() if module == "concentration"
-    ],
-    "heads": [
-        name for name, (module, *_) in FIGURES.items() if module != "concentration"
-    ],
+    "concentration": [name for name, (module, *_) in FIGURES.items() if module == "concentration"],
+    "heads": [name for name, (module, *_) in FIGURES.items() if module != "concentration"],
 }
 
 
@@ -125,11 +119,7 @@ rule report_page:
         drawn(FIGURES, "svg"),
         f"results/{STUDY.name}/explorer.html",
         audit=rules.audit_study.output,
-        forward=(
-            f"results/{STUDY.name}/whole_forward.json"
-            if STUDY.settings["controls"]["whole_forward"]
-            else []
-        ),
+        forward=(f"results/{STUDY.name}/whole_forward.json" if STUDY.settings["controls"]["whole_forward"] else []),
     output:
         page=f"results/{STUDY.name}/report.html",
         tables=expand(

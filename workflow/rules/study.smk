@@ -2,6 +2,7 @@
 import shlex
 
 import preload
+from head_influence import claims
 
 TEXTS = [text.id for text in STUDY.texts]
 LAYERS = STUDY.transitions()
@@ -10,7 +11,7 @@ MODELLING = f"transformers.models.{STUDY.family}.modeling_{STUDY.family}"
 # Such a job is no child of its shell command, so `benchmark:` would not see it; each writes a table beside its log.
 LAUNCH = shlex.join([sys.executable, "-I", "-S", str(WORKFLOW / "preload.py"), "run"])
 SCRIPTS = shlex.quote(str(WORKFLOW / "scripts"))
-NUMPY = f"{LAUNCH} numpy,netCDF4 {SCRIPTS}"
+NUMPY = f"{LAUNCH} numpy,netCDF4,head_influence.console,head_influence.effects,head_influence.table {SCRIPTS}"
 TORCH = f"{LAUNCH} numpy,netCDF4,torch,transformers,{MODELLING} {SCRIPTS}"
 
 
@@ -76,9 +77,17 @@ rule concentration:
         results("joint"),
 
 
+MADE_FROM = STUDY.made_from(CODES)
+try:
+    claims.check_records(STUDY.name, MADE_FROM, [f"results/{STUDY.name}/concentration.nc", results("joint")[0]])
+except StudyError as error:
+    sys.exit(f"head-influence: {error}")
+
+
 onstart:
     try:
-        STUDY.claim()
+        claims.claim(STUDY.name, STUDY.folder, STUDY.fingerprint, MADE_FROM)
+        claims.check_dates([*rules.trace.input, *rules.baseline.input, *rules.single.input, *rules.concentration.input])
     except StudyError as error:
         sys.exit(f"head-influence: {error}")
     if workflow.local_exec:  # on a cluster a job runs elsewhere, where no server of this process can be

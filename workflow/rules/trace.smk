@@ -1,5 +1,4 @@
 # One pass of every text through the model's own modules, and what each transition's interventions start from.
-# A cache's path says all that it was made from, so that its date means nothing: it is `ancient` where it is read.
 TRACE_CODE = STUDY.code("trace", "texts", "scripts.trace")
 BASELINE_CODE = STUDY.code("trace", "texts", "scripts.trace", "baseline", "scripts.baseline")
 CACHE = f"{STUDY.cache}/{{fingerprint}}/{{window}}"
@@ -63,7 +62,7 @@ rule baseline_cache:
     message:
         "Baseline of text {wildcards.text}, transition {wildcards.layer}"
     input:
-        trace=ancient(f"{CACHE}/trace-{TRACE_CODE[:8]}/{{text}}.nc"),
+        trace=f"{CACHE}/trace-{TRACE_CODE[:8]}/{{text}}.nc",
         weights=lambda w: weights(variant_of(w)),
     output:
         update(f"{CACHE}/baseline-{BASELINE_CODE[:8]}/{{text}}/L{{layer}}.nc"),
@@ -86,8 +85,8 @@ rule replace_by_mean:
     message:
         "Mean contributions in place of heads, text {wildcards.text}, transition {wildcards.layer}"
     input:
-        baselines=lambda w: [ancient(baseline_cache(variant_of(w), text, w.layer)) for text in TEXTS],
-        own=lambda w: ancient(baseline_cache(variant_of(w), w.text, w.layer)),
+        baselines=lambda w: [baseline_cache(variant_of(w), text, w.layer) for text in TEXTS],
+        own=lambda w: baseline_cache(variant_of(w), w.text, w.layer),
     output:
         update(
             f"{STUDY.cache}/{{fingerprint}}/mean-{STUDY.all_windows}-{BASELINE_CODE[:8]}/{{text}}/L{{layer}}.nc"
