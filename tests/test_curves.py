@@ -224,15 +224,10 @@ def test_the_checks_hold(name, tmp_path):
     assert checks[6].outcome == "not applicable"  # random weights do not use the context
 
 
-def test_a_wrong_baseline_is_caught(tmp_path):
+def test_a_wrong_baseline_is_caught(tmp_path, monkeypatch):
     study("qwen3", tmp_path, settings())
-    data, attributes = files.read(tmp_path / "baseline.nc")
-    changed = {
-        n: ((("item",) if n.startswith("nll") else tuple(f"{n}{i}" for i in range(x.ndim))), x, {})
-        for n, x in data.items()
-    }
-    changed["L00_values"][1][0] += 1
-    files.write(tmp_path / "baseline.nc", changed, attributes)
+    right = curves.BaselineCaches.residual
+    monkeypatch.setattr(curves.BaselineCaches, "residual", lambda self, i: [1.01 * x + 0.1 for x in right(self, i)])
     with pytest.raises(StudyError, match=r"context text, layer 0: control failed: restarting at the layer"):
         measure_layer(
             folder_of("qwen3"), make_context(**CASES["qwen3"]), 0, [0], tmp_path / "prefill0.nc",

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -52,7 +53,16 @@ class Scheduler:
 
     def server(self):
         """Process id of the server, as a program that it runs sees it."""
-        return int(self.run("import os; print(os.getppid())")[1])
+        found = int(self.run("import os; print(os.getppid())")[1])
+        assert found != os.getpid(), "the program was not served"
+        return found
+
+
+@pytest.fixture
+def tmp_path():
+    """A folder with a name that leaves room for a socket's, which pytest's own may not."""
+    with tempfile.TemporaryDirectory(prefix="hi-") as folder:
+        yield Path(folder)
 
 
 @pytest.fixture

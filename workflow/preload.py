@@ -229,8 +229,11 @@ def serve(address, file):
         sys.path[:0] = ["", os.environ["PYTHONPATH"]]  # the first is the place of a program's own folder
         Server(socket.socket(fileno=file)).serve()
     finally:
-        os.unlink(address)
-        os.rmdir(os.path.dirname(address))
+        try:
+            os.unlink(address)
+            os.rmdir(os.path.dirname(address))
+        except FileNotFoundError:  # somebody has tidied up already
+            pass
 
 
 if __name__ == "__main__":

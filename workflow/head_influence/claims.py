@@ -69,7 +69,8 @@ def check_dates(paths):
     now = time.time() + CLOCKS_APART
     late = [path for path in map(Path, paths) if path.exists() and path.stat().st_mtime > now]
     if late:
+        more = f" and {len(late) - 1} more" if late[1:] else ""
         raise StudyError(
-            f"{late[0]}{f' and {len(late) - 1} more' if late[1:] else ''}: dated in the future; if this machine's clock "
-            f"is right, type: find {late[0].parents[-2]} -newermt now -exec touch {{}} +"
+            f"{late[0]}{more}: dated in the future; if this machine's clock is right, type: "
+            f"find {late[0].parents[-2]} -newermt now -exec touch {{}} +"
         )

@@ -66,7 +66,7 @@ def _begin(log):
 
 
 def _end(log, seconds):
-    """Close the log; beside it write what this process used: exact for jobs of any length, however they were started."""
+    """Close the log; beside it goes what this process used: exact for jobs of any length, however they started."""
     if log:
         progress(log, f"finished after {seconds:.2f} s")
         used = resource.getrusage(resource.RUSAGE_SELF)

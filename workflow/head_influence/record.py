@@ -18,8 +18,8 @@ COMMAND = "HEAD_INFLUENCE_COMMAND"  # variable with the command that the study w
 FOLLOW = (
     "Check out `commit`, or code whose `code` versions are these, and install `packages`. Write `settings` to a file, "
     "the list `texts` to settings.texts.file, and put the checkpoint whose files have these hashes where "
-    "settings.model.checkpoint says. Then `snakemake -j 1 --configfile <the settings> provenance`: `numbers` of the new "
-    "provenance.json are these, on a machine of this kind; on another, effects differ in the last digits of float32."
+    "settings.model.checkpoint says. Then `snakemake -j 1 --configfile <the settings> provenance`: `numbers` of the "
+    "new provenance.json are these on a machine of this kind; on another, effects differ in the last float32 digits."
 )
 
 

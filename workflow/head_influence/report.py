@@ -231,9 +231,14 @@ def write_report(folder, runs, output, settings, audit=None, whole_forward=None)
     lead += f", beside {', '.join(others)}." if others else "; no control of learned structure was run."
     if any(run.control == "mean" for run in runs):
         lead += " Mean replacement is not the removal that defines the study; it is shown beside it and is no control."
+    pages = {
+        "explorer.html": "Explorer",
+        "curves.html": "Head influence curves",
+        "curve_upstream.html": "Curves beside upstream influence",
+    }
     links = "".join(
         f'<li><a href="{name}">{text}</a></li>'
-        for name, text in (("explorer.html", "Explorer"), ("curves.html", "Head influence curves"))
+        for name, text in pages.items()
         if name == "explorer.html" or (output.parent / name).is_file()
     )
     body = "".join(f'<h3 id="{name}">{heading}</h3>{"".join(content)}' for name, heading, content in parts)

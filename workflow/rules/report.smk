@@ -113,8 +113,13 @@ rule explorer_page:
         "{NUMPY}/explorer.py --results results --study {params.study:q} --log {log:q} {output:q}"
 
 
+# The second study's pages are linked, and kept up to date, once they have been made.
+CURVE_PAGES_THERE = [page for page in CURVE_PAGES if Path(page).exists()]
+
+
 rule report_page:
     input:
+        CURVE_PAGES_THERE,
         FINDINGS,
         drawn(FIGURES, "svg"),
         f"results/{STUDY.name}/explorer.html",

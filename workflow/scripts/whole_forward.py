@@ -11,8 +11,8 @@ def main(a):
     from head_influence.controls import control
     from head_influence.trace import whole_forward_error
 
-    data, attributes = files.read(a.trace)
-    residuals = [files.read(a.trace, ["residual_in"], group=f"L{i:02d}")[0]["residual_in"] for i in range(a.layers)]
+    traced = files.read_groups(a.trace, [None, *(f"L{i:02d}" for i in range(a.layers))])
+    (data, attributes), residuals = traced[0], [layer["residual_in"] for layer, _ in traced[1:]]
     errors = whole_forward_error(Checkpoint(a.checkpoint), data["token_id"], residuals, data["last"])
     checks = {}
     for name, value in errors.items():
