@@ -374,5 +374,7 @@ def test_settings_of_known_studies_state_every_key(path):
         return found
 
     own, default = (yaml.safe_load(file.read_text()) for file in (path, ROOT / "config.yaml"))
+    if own["curves"] is None:  # switches the second study off, whatever its settings
+        default["curves"] = None
     assert keys(default) <= keys(own)
     assert own["study"] == path.stem

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -32,8 +33,9 @@ class Scheduler:
         command = [sys.executable, "-c", SCHEDULER, PRELOAD.parent]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         self.process = subprocess.Popen(command, env=self.environment, **pipes)
-        self.address = self.process.stdout.readline().strip()
-        self.environment[preload.VARIABLE] = self.address
+        variable = self.process.stdout.readline().strip()
+        self.address = variable.partition(":")[2]
+        self.environment[preload.VARIABLE] = variable
 
     def program(self, code):
         path = self.folder / f"program{len(list(self.folder.iterdir()))}.py"
@@ -143,8 +145,8 @@ def test_how_it_ended(scheduler, code, status, said):
 
 
 def test_without_a_server_it_starts_by_itself(tmp_path, scheduler):
-    for address in ("", str(tmp_path / "nothing here")):
-        environment = scheduler.environment | {preload.VARIABLE: address}
+    for value in ("", f"{os.getpid()}:{tmp_path / 'nothing here'}"):
+        environment = scheduler.environment | {preload.VARIABLE: value}
         assert scheduler.run("import os; print(os.getppid())", env=environment)[1] == f"{os.getpid()}\n"
 
 
@@ -155,8 +157,6 @@ def test_what_cannot_be_imported_is_left_to_the_program(scheduler):
 
 
 def test_strange_requests_do_not_end_it(scheduler):
-    import socket
-
     server = scheduler.server()
     for message in (b"", b"\x05", b"\xff" * 8, (5).to_bytes(8, "little") + b"abcde"):
         with socket.socket(socket.AF_UNIX) as connection:
@@ -217,6 +217,8 @@ def test_nothing_survives_the_scheduler(scheduler, slow, how, tmp_path):
         scheduler.process.kill()
     assert (run.wait(20), run.stderr.read()) == (137, "")
     until(lambda: not any(map(alive, (server, job))))
+    scheduler.process.wait()
+    assert scheduler.run("print('too late')") == (137, "", "")
     assert not list(tmp_path.glob("head-influence-*"))
 
 
@@ -230,7 +232,7 @@ def test_a_temporary_folder_with_a_long_name(tmp_path):
     folder = tmp_path / ("x" * 100)
     folder.mkdir()
     found = Scheduler(folder)
-    assert found.address == "None"
+    assert found.environment[preload.VARIABLE] == "None"
     found.process.communicate("")
     assert not list(folder.iterdir())
 

@@ -221,8 +221,8 @@ def test_results_of_another_checkpoint_are_refused(tmp_path):
     tiny.write(tmp_path / "other", tiny.LLAMA, seed=78)
     project.settings(model__checkpoint="other")
     assert project.refused() == (
-        "head-influence: results/tiny was made from another checkpoint, model, not other; give this study a name of its "
-        "own (study: ...)"
+        "head-influence: results/tiny was made from another checkpoint, model, not other; "
+        "give this study a name of its own (study: ...)"
     )
     project.settings(study="other")
     assert project.plan() == EVERYTHING - RECORD

@@ -41,7 +41,7 @@ class Project:
 
     def __init__(self, folder):
         self.folder = folder
-        self.temporary = folder / "tmp"  # of everything that the run starts
+        self.temporary = Path(tempfile.mkdtemp(dir=FOLDER))  # of all that a run starts; short, for a socket's address
 
     def settings(self, **changes):
         """Write the settings, changed where a dotted key says so with '__' for its dots."""
@@ -59,7 +59,6 @@ class Project:
 
     def environment(self, **more):
         """What a run sees: nothing of the tests' own search path."""
-        self.temporary.mkdir(exist_ok=True)
         kept = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "HEAD_INFLUENCE_SERVER")}
         return kept | {"TMPDIR": str(self.temporary)} | more
 
@@ -118,10 +117,10 @@ class Project:
         assert len(lines) == 1, done.stdout
         return lines[0]
 
-    def numbers(self):
-        """All that was measured, by file: variable to its bytes."""
+    def numbers(self, part="results"):
+        """All numbers in a folder of netCDF files, by file: variable to its bytes."""
         found = {}
-        for path in sorted((self.folder / "results").rglob("*.nc")):
+        for path in sorted((self.folder / part).rglob("*.nc")):
             variables, _ = files.read(path)
             found[str(path.relative_to(self.folder))] = {
                 name: values.tobytes() if values.dtype != object else values.tolist()

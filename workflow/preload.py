@@ -8,8 +8,8 @@ Importing numpy, netCDF4 or torch costs a small job several times its arithmetic
 named by HEAD_INFLUENCE_SERVER, which imports MODULES (comma-separated) once and forks. Without that variable, or when
 the server does not answer (on a cluster, after a crash), `run` becomes the program by an ordinary start; so it does
 when the server is killed while the program runs, for a program writes its file whole or not at all. Nothing survives:
-the server ends when the process that started it does, kills the jobs that run then, kills a job whose `run` has gone,
-and removes its socket.
+the server ends when the process that started it does (the variable names both), kills the jobs that run then, kills a
+job whose `run` has gone, and removes its socket.
 """
 
 # A start is counted in milliseconds: nothing is imported that is not needed, pathlib neither.
@@ -50,7 +50,7 @@ def start():
         file = listener.fileno()
         command = [sys.executable, "-I", "-S", __file__, "serve", address, str(file)]
         server = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, pass_fds=[file])
-    os.environ[VARIABLE] = address
+    os.environ[VARIABLE] = f"{os.getpid()}:{address}"
 
     @atexit.register
     def stop():
@@ -61,7 +61,7 @@ def start():
 def run(modules, arguments):
     """Run a program through the server, or become it."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # an interrupt ends this quietly, and with it the job
-    path = os.environ.get(VARIABLE)
+    scheduler, _, path = os.environ.get(VARIABLE, "").partition(":")
     if path:
         try:
             with socket.socket(socket.AF_UNIX) as connection:
@@ -73,6 +73,10 @@ def run(modules, arguments):
                     return status[0]
         except OSError:
             pass
+        try:
+            os.kill(int(scheduler), 0)
+        except (ProcessLookupError, ValueError):
+            return KILLED  # what wanted this program is no more, either
     os.execv(sys.executable, [sys.executable, "-s", *arguments])
 
 

@@ -66,8 +66,8 @@ class Transition:
     def recomputed(self, rows, token):
         """Recompute the rest of the source layer and the recipient's input norm.
 
-        `rows` (U, hidden) in the order of their `token` (U,): a token's rows, its baseline among them, are in one batch,
-        since the same row may differ in its last bits between batches.
+        `rows` (U, hidden) in the order of their `token` (U,): a token's rows, its baseline among them, are in one
+        batch, since the same row may differ in its last bits between batches.
         """
         bounds = [0, *np.flatnonzero(np.diff(token)) + 1, len(rows)]
         out, start = np.empty_like(rows), 0
@@ -246,14 +246,15 @@ def joint_removals(transition, masks, single):
     Parameters
     ----------
     masks : array of bool (4, H, T, R)
+        From `joint_masks`; the last, `all`, is true everywhere and is computed once for all recipient heads.
     single : dict
         Result of `single_removals` (relative, js, baseline_norm, change_q, change_k, change_v).
 
     Returns
     -------
     dict of arrays
-        relative, sum_of_singles (4, 4, T, R) for q, k, v, qkv by scenario; absolute, additive, interaction (3, 4, T, R);
-        js, sum_of_singles_js (4, T, R), NaN for linear recipients.
+        relative, sum_of_singles (4, 4, T, R) for q, k, v, qkv by scenario; absolute, additive, interaction
+        (3, 4, T, R); js, sum_of_singles_js (4, T, R), NaN for linear recipients.
     """
     recipient = transition.recipient
     scenarios, heads, tokens, recipients = masks.shape
@@ -335,7 +336,7 @@ def _each_mask_once(transition, masks):
 
 
 def check_masks(masks):
-    """Weak and strong sets: disjoint, half of the heads each, complementary for even H. Returns the number of faults."""
+    """Count faults: weak and strong sets are disjoint, half of the heads each, complementary for even H."""
     heads = masks.shape[1]
     weak, strong = masks[0], masks[1]
     sizes = [masks[s].sum(axis=0) != (heads if s == 3 else heads // 2) for s in range(4)]

@@ -1,4 +1,4 @@
-"""One pass of a text through the model's own modules, recording what the interventions start from and are checked against."""
+"""One pass of a text through the model's own modules: what the interventions start from and are checked against."""
 
 import inspect
 from contextlib import ExitStack
@@ -104,7 +104,7 @@ class Recorder:
 
 
 def record(model, kinds, embeddings):
-    """Run `model` on embeddings (1, T, hidden); return the layers' records as numpy arrays, and the last hidden state."""
+    """Run `model` on embeddings (1, T, hidden); return the layers' records as arrays, and the last hidden state."""
     with torch.no_grad(), Recorder(model, kinds) as recorder:
         last = model.model(inputs_embeds=embeddings, use_cache=False).last_hidden_state
     return [

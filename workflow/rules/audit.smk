@@ -13,9 +13,7 @@ rule audit_study:
         results("joint"),
         f"results/{STUDY.name}/concentration.nc",
         [baseline_cache(AUDITED, text, layer) for text in TEXTS for layer in LAYERS],
-        [f"results/{STUDY.name}/whole_forward.json"]
-        if STUDY.settings["controls"]["whole_forward"]
-        else [],
+        [f"results/{STUDY.name}/whole_forward.json"] if STUDY.settings["controls"]["whole_forward"] else [],
         trace=trace_of(AUDITED, TEXTS[0]),
     output:
         f"results/{STUDY.name}/audit.json",
@@ -25,8 +23,7 @@ rule audit_study:
         "../../envs/study.yaml"
     threads: 1
     resources:
-        mem_mb=3000
-        + (WHOLE_MODEL if STUDY.settings["controls"]["whole_forward"] else 0),
+        mem_mb=3000 + (WHOLE_MODEL if STUDY.settings["controls"]["whole_forward"] else 0),
     params:
         study=STUDY.name,
         checkpoint=STUDY.folder,

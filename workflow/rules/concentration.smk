@@ -3,28 +3,30 @@ CONCENTRATION_CODE = STUDY.code("table", "scripts.concentration")
 
 
 rule concentration_table:
-    message:
-        "Concentration of {wildcards.study}"
     input:
         singles=lambda w: results("single", w.study),
-        forward=lambda w: f"results/{STUDY.name}/whole_forward.json"
-        if w.study == STUDY.name and STUDY.settings["controls"]["whole_forward"]
-        else [],
+        forward=lambda w: (
+            f"results/{STUDY.name}/whole_forward.json"
+            if w.study == STUDY.name and STUDY.settings["controls"]["whole_forward"]
+            else []
+        ),
     output:
         "results/{study}/concentration.nc",
+    log:
+        "logs/{study}/concentration.log",
+    conda:
+        "../../envs/study.yaml"
+    threads: 1
+    resources:
+        mem_mb=2000,
     params:
         texts=TEXTS,
         transitions=len(LAYERS),
         vectors=STUDY.settings["measure"]["small_total"]["vectors"],
         js=STUDY.settings["measure"]["small_total"]["js"],
         code=CONCENTRATION_CODE,
-    log:
-        "logs/{study}/concentration.log",
-    threads: 1
-    resources:
-        mem_mb=2000,
-    conda:
-        "../../envs/study.yaml"
+    message:
+        "Concentration of {wildcards.study}"
     shell:
         "{NUMPY}/concentration.py --study {wildcards.study:q} --texts {params.texts:q} --transitions {params.transitions}"
         " --small-total-vectors {params.vectors}"

@@ -4,44 +4,44 @@ WEIGHTS_CODE = STUDY.code("control_weights", "scripts.control_weights")
 
 
 rule whole_forward:
-    message:
-        "Comparing the layer-by-layer pass of the first text with the whole model's own forward pass"
     input:
         trace_of(STUDY.variants[STUDY.name], TEXTS[0]),
     output:
         f"results/{STUDY.name}/whole_forward.json",
+    log:
+        f"logs/{STUDY.name}/whole_forward.log",
+    conda:
+        "../../envs/study.yaml"
+    threads: 1
+    resources:
+        mem_mb=9000,
     params:
         checkpoint=STUDY.folder,
         layers=STUDY.layers,
         code=FORWARD_CODE,
-    log:
-        f"logs/{STUDY.name}/whole_forward.log",
-    threads: 1
-    resources:
-        mem_mb=9000,
-    conda:
-        "../../envs/study.yaml"
+    message:
+        "Comparing the layer-by-layer pass of the first text with the whole model's own forward pass"
     shell:
         "{TORCH}/whole_forward.py --checkpoint {params.checkpoint:q} --trace {input:q} --layers {params.layers} --log {log:q} {output:q}"
 
 
 rule control_weights:
-    message:
-        "Writing the weights of control {wildcards.fingerprint}"
     output:
         f"{STUDY.cache}/checkpoints/{{fingerprint}}/model.safetensors",
+    log:
+        "logs/cache/{fingerprint}/weights.log",
+    conda:
+        "../../envs/study.yaml"
+    threads: 1
+    resources:
+        mem_mb=9000,
     params:
         checkpoint=STUDY.folder,
         control=lambda w: variant_of(w).control,
         seed=lambda w: variant_of(w).seed,
         code=WEIGHTS_CODE,
-    log:
-        "logs/cache/{fingerprint}/weights.log",
-    threads: 1
-    resources:
-        mem_mb=9000,
-    conda:
-        "../../envs/study.yaml"
+    message:
+        "Writing the weights of control {wildcards.fingerprint}"
     shell:
         "{TORCH}/control_weights.py --checkpoint {params.checkpoint:q} --control {params.control}"
         " --seed {params.seed} --log {log:q} {output:q}"

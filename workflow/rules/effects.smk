@@ -11,24 +11,24 @@ def changes_cache(w):
 
 
 rule single_removals:
-    message:
-        "Single removals of {wildcards.study}, text {wildcards.text}, transition {wildcards.layer}"
     input:
         baseline=lambda w: baseline_cache(STUDY.variants[w.study], w.text, w.layer),
         weights=lambda w: weights(STUDY.variants[w.study]),
     output:
         single="results/{study}/single/{text}/L{layer}.nc",
+    log:
+        "logs/{study}/single/{text}/L{layer}.log",
+    conda:
+        "../../envs/study.yaml"
+    threads: 1
+    resources:
+        mem_mb=1500,
     params:
         changes=changes_cache,
         checkpoint=lambda w: STUDY.variants[w.study].folder,
         code=SINGLE_CODE,
-    log:
-        "logs/{study}/single/{text}/L{layer}.log",
-    threads: 1
-    resources:
-        mem_mb=1500,
-    conda:
-        "../../envs/study.yaml"
+    message:
+        "Single removals of {wildcards.study}, text {wildcards.text}, transition {wildcards.layer}"
     shell:
         "{NUMPY}/single.py --study {wildcards.study:q} --checkpoint {params.checkpoint:q}"
         " --baseline {input.baseline:q} --changes {params.changes:q} --code {params.code} --log {log:q}"
@@ -36,27 +36,27 @@ rule single_removals:
 
 
 rule joint_removals:
-    message:
-        "Joint removals of {wildcards.study}, text {wildcards.text}, transition {wildcards.layer}"
     input:
         baseline=lambda w: baseline_cache(STUDY.variants[w.study], w.text, w.layer),
         weights=lambda w: weights(STUDY.variants[w.study]),
         single="results/{study}/single/{text}/L{layer}.nc",
     output:
         "results/{study}/joint/{text}/L{layer}.nc",
+    log:
+        "logs/{study}/joint/{text}/L{layer}.log",
+    conda:
+        "../../envs/study.yaml"
+    threads: 1
+    resources:
+        mem_mb=1500,
     params:
         changes=changes_cache,
         checkpoint=lambda w: STUDY.variants[w.study].folder,
         random_seed=STUDY.settings["measure"]["random_seed"],
         sample_index=lambda w: STUDY.by_id[w.text].index,
         code=JOINT_CODE,
-    log:
-        "logs/{study}/joint/{text}/L{layer}.log",
-    threads: 1
-    resources:
-        mem_mb=1500,
-    conda:
-        "../../envs/study.yaml"
+    message:
+        "Joint removals of {wildcards.study}, text {wildcards.text}, transition {wildcards.layer}"
     shell:
         "{NUMPY}/joint.py --study {wildcards.study:q} --checkpoint {params.checkpoint:q}"
         " --baseline {input.baseline:q} --single {input.single:q}"

@@ -14,13 +14,18 @@ CODES = {
 
 
 rule provenance_record:
-    message:
-        "Writing down what {STUDY.name} was made from"
     input:
         f"results/{STUDY.name}/concentration.nc",
         results("joint"),
     output:
         f"results/{STUDY.name}/provenance.json",
+    log:
+        f"logs/{STUDY.name}/provenance.log",
+    conda:
+        "../../envs/study.yaml"
+    threads: 1
+    resources:
+        mem_mb=1000,
     params:
         settings=lambda w: json.dumps(STUDY.settings, sort_keys=True),
         checkpoint=STUDY.folder,
@@ -29,13 +34,8 @@ rule provenance_record:
         hashes=str(STUDY.cache),
         codes=[f"{stage}={code}" for stage, code in CODES.items()],
         code=STUDY.code("record", "texts", "scripts.provenance"),
-    log:
-        f"logs/{STUDY.name}/provenance.log",
-    threads: 1
-    resources:
-        mem_mb=1000,
-    conda:
-        "../../envs/study.yaml"
+    message:
+        "Writing down what {STUDY.name} was made from"
     shell:
         "{NUMPY}/provenance.py --settings {params.settings:q} --checkpoint {params.checkpoint:q}"
         " --revision={params.revision:q} --fingerprint {params.fingerprint} --cache {params.hashes:q}"

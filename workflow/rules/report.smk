@@ -140,7 +140,7 @@ rule report_page:
         mem_mb=1000,
     params:
         runs=RUNS,
-        settings=json.dumps(STUDY.settings, sort_keys=True),
+        settings=lambda wildcards: json.dumps(STUDY.settings, sort_keys=True),
         words=words_version(),
         code=REPORT_CODE,
     message:

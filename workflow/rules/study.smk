@@ -87,7 +87,9 @@ except StudyError as error:
 onstart:
     try:
         claims.claim(STUDY.name, STUDY.folder, STUDY.fingerprint, MADE_FROM)
-        claims.check_dates([*rules.trace.input, *rules.baseline.input, *rules.single.input, *rules.concentration.input])
+        claims.check_dates(
+            [*rules.trace.input, *rules.baseline.input, *rules.single.input, *rules.concentration.input]
+        )
     except StudyError as error:
         sys.exit(f"head-influence: {error}")
     if workflow.local_exec:  # on a cluster a job runs elsewhere, where no server of this process can be

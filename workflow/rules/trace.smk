@@ -30,12 +30,17 @@ def weights(variant):
 
 
 rule trace_text:
-    message:
-        "Tracing text {wildcards.text} through the model's own modules"
     input:
         weights=lambda w: weights(variant_of(w)),
     output:
         update(f"{CACHE}/trace-{TRACE_CODE[:8]}/{{text}}.nc"),
+    log:
+        f"logs/cache/{{fingerprint}}/{{window}}/{{text}}/trace-{TRACE_CODE[:8]}.log",
+    conda:
+        "../../envs/study.yaml"
+    threads: 1
+    resources:
+        mem_mb=3000,
     params:
         checkpoint=lambda w: variant_of(w).folder,
         texts=STUDY.texts_file,
@@ -45,13 +50,8 @@ rule trace_text:
         model=STUDY.settings["model"]["checkpoint"],
         revision=STUDY.revision,
         code=TRACE_CODE,
-    log:
-        f"logs/cache/{{fingerprint}}/{{window}}/{{text}}/trace-{TRACE_CODE[:8]}.log",
-    threads: 1
-    resources:
-        mem_mb=3000,
-    conda:
-        "../../envs/study.yaml"
+    message:
+        "Tracing text {wildcards.text} through the model's own modules"
     shell:
         "{TORCH}/trace.py --checkpoint {params.checkpoint:q} --texts {params.texts:q} --text {wildcards.text:q}"
         " --tokens {params.tokens} --text-sha256 {params.text_sha256} --fingerprint {wildcards.fingerprint}"
@@ -59,47 +59,45 @@ rule trace_text:
 
 
 rule baseline_cache:
-    message:
-        "Baseline of text {wildcards.text}, transition {wildcards.layer}"
     input:
         trace=f"{CACHE}/trace-{TRACE_CODE[:8]}/{{text}}.nc",
         weights=lambda w: weights(variant_of(w)),
     output:
         update(f"{CACHE}/baseline-{BASELINE_CODE[:8]}/{{text}}/L{{layer}}.nc"),
-    params:
-        checkpoint=lambda w: variant_of(w).folder,
-        code=BASELINE_CODE,
     log:
         f"logs/cache/{{fingerprint}}/{{window}}/{{text}}/baseline-{BASELINE_CODE[:8]}-L{{layer}}.log",
+    conda:
+        "../../envs/study.yaml"
     threads: 1
     resources:
         mem_mb=1500,
-    conda:
-        "../../envs/study.yaml"
+    params:
+        checkpoint=lambda w: variant_of(w).folder,
+        code=BASELINE_CODE,
+    message:
+        "Baseline of text {wildcards.text}, transition {wildcards.layer}"
     shell:
         "{NUMPY}/baseline.py --checkpoint {params.checkpoint:q} --trace {input.trace:q}"
         " --layer {wildcards.layer} --code {params.code} --log {log:q} {output:q}"
 
 
 rule replace_by_mean:
-    message:
-        "Mean contributions in place of heads, text {wildcards.text}, transition {wildcards.layer}"
     input:
         baselines=lambda w: [baseline_cache(variant_of(w), text, w.layer) for text in TEXTS],
         own=lambda w: baseline_cache(variant_of(w), w.text, w.layer),
     output:
-        update(
-            f"{STUDY.cache}/{{fingerprint}}/mean-{STUDY.all_windows}-{BASELINE_CODE[:8]}/{{text}}/L{{layer}}.nc"
-        ),
-    params:
-        code=BASELINE_CODE,
+        update(f"{STUDY.cache}/{{fingerprint}}/mean-{STUDY.all_windows}-{BASELINE_CODE[:8]}/{{text}}/L{{layer}}.nc"),
     log:
         f"logs/cache/{{fingerprint}}/mean-{STUDY.all_windows}/{{text}}/L{{layer}}.log",
+    conda:
+        "../../envs/study.yaml"
     threads: 1
     resources:
         mem_mb=1500,
-    conda:
-        "../../envs/study.yaml"
+    params:
+        code=BASELINE_CODE,
+    message:
+        "Mean contributions in place of heads, text {wildcards.text}, transition {wildcards.layer}"
     shell:
         "{NUMPY}/replace_by_mean.py --baselines {input.baselines:q} --own {input.own:q} --code {params.code}"
         " --log {log:q} {output:q}"
