@@ -5,10 +5,6 @@ import shlex
 import sys
 from pathlib import Path
 
-
-configfile: "config.yaml"
-
-
 WORKFLOW = Path(workflow.basedir) / "workflow"
 sys.path.insert(0, str(WORKFLOW))
 # The one place that sets threads: a job uses one, and `-j N` runs N of them.
@@ -18,8 +14,17 @@ os.environ |= {"PYTHONPATH": str(WORKFLOW), "TOKENIZERS_PARALLELISM": "false", "
 
 from head_influence import StudyError, hub
 from head_influence.contexts import check_contexts
-from head_influence.settings import check_settings
+from head_influence.settings import check_file, check_settings
 from head_influence.study import Study
+
+try:
+    check_file("config.yaml")
+except StudyError as error:
+    sys.exit(f"head-influence: {error}")
+
+
+configfile: "config.yaml"
+
 
 try:
     check_settings(config)

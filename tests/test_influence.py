@@ -44,7 +44,8 @@ def test_divergence_of_any_rows(rows):
     found = js_divergence(p, q)
     assert found == js_divergence(q, p)
     assert -1e-12 <= found <= math.log(2) + 1e-12
-    assert math.sqrt(max(found, 0)) == pytest.approx(math.sqrt(reference.jensen_shannon(p, q)), abs=2e-8, rel=1e-6)
+    # The library makes the float32 rows' sums exactly 1, the reference does not: a gap of up to their rounding.
+    assert math.sqrt(max(found, 0)) == pytest.approx(math.sqrt(reference.jensen_shannon(p, q)), abs=1e-7, rel=1e-6)
 
 
 @pytest.mark.parametrize("step", [1e-3, 1e-5, 1e-7])

@@ -46,12 +46,13 @@ def _path(name):
 
 
 def closure(*names):
-    """Modules of the library that `names` import, directly or not, and themselves."""
+    """Modules of the library that `names` import, directly or not, the packages that these are in, and themselves."""
     known, todo = set(), set(names)
     while todo:
         name = todo.pop()
         known.add(name)
-        todo |= _module(name)[1] - known
+        package = set() if name.startswith("scripts.") else {name.rpartition(".")[0]}
+        todo |= (_module(name)[1] | package) - known
     return sorted(known)
 
 

@@ -10,12 +10,28 @@ SCHEMA = Path(__file__).parents[1] / "schemas" / "config.schema.json"
 PATHS = ("model.checkpoint", "texts.file", "cache_dir", "curves.contexts")
 
 
+def check_file(path):
+    """Raise a `StudyError` unless `path` is a YAML file with keys at the top, before Snakemake reads it."""
+    import yaml
+
+    try:
+        found = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise StudyError(f"{path}: cannot be read ({error.strerror})") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
+        raise StudyError(f"{path}: not valid YAML in UTF-8: {' '.join(str(error).split())[:300]}") from None
+    if not isinstance(found, dict):
+        raise StudyError(f"{path}: expected settings with keys at the top")
+
+
 def check_settings(settings):
     """Raise a `StudyError` that names the key at fault unless `settings` (dict) follows the schema."""
     from jsonschema import Draft202012Validator
     from jsonschema.exceptions import best_match
+    from jsonschema.validators import extend
 
-    validator = Draft202012Validator(json.loads(SCHEMA.read_text(encoding="utf-8")))
+    whole = Draft202012Validator.TYPE_CHECKER.redefine("integer", lambda _, value: type(value) is int)  # 3.0 is none
+    validator = extend(Draft202012Validator, type_checker=whole)(json.loads(SCHEMA.read_text(encoding="utf-8")))
     error = best_match(validator.iter_errors(settings))
     if error is not None:
         key = ".".join(map(str, error.absolute_path)) or "the settings"

@@ -10,6 +10,7 @@ from head_influence.checkpoint import read_json
 
 KEYS = {"id", "language", "text", "tokens"}
 LONGEST_ID = 100  # bytes: it becomes a folder's name
+LOOKED_AT = 1 << 20  # characters: what comes later in a text is in no window
 PLAIN_NAME = re.compile(r"\w[\w.-]*")
 
 
@@ -117,7 +118,7 @@ def tokenise(tokenizer, text):
     strings : list of str
         What each token covers, by character offsets: a token inside a character shows that character.
     """
-    encoding = tokenizer.encode(text.text, add_special_tokens=False)
+    encoding = tokenizer.encode(text.text[:LOOKED_AT], add_special_tokens=False)
     ids = encoding.ids[: text.tokens]
     return ids, [text.text[a:b] for a, b in encoding.offsets[: len(ids)]]
 

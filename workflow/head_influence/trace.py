@@ -113,7 +113,7 @@ def record(model, kinds, embeddings):
     ], last[0].numpy()
 
 
-def trace(checkpoint, ids):
+def trace(checkpoint, ids, say=lambda line: None):
     """Trace one text with one layer's weights in memory at a time.
 
     Parameters
@@ -121,6 +121,8 @@ def trace(checkpoint, ids):
     checkpoint : Checkpoint
     ids : sequence of int
         The text's token ids, T of them.
+    say : callable, optional
+        Is told, in a line, which layer is computed.
 
     Returns
     -------
@@ -131,6 +133,8 @@ def trace(checkpoint, ids):
     """
     model = empty_model(checkpoint)
     kinds = [layer_of(checkpoint, i).kind for i in range(len(model.model.layers))]
+    for i, layer in enumerate(model.model.layers):
+        layer.register_forward_pre_hook(lambda *_, i=i: say(f"layer {i} of {len(kinds)}"))
     with streamed(model, checkpoint):
         return record(model, kinds, embed(checkpoint, ids))
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from head_influence.console import parser, run
+from head_influence.console import parser, progress, run
 
 
 def main(a):
@@ -17,7 +17,7 @@ def main(a):
         raise StudyError(f"{a.texts}: text {a.text!r} changed since the study was planned; run the same command again")
     ids, strings = tokenise(load_tokenizer(a.checkpoint), text)
     ids, strings = ids[: a.tokens], strings[: a.tokens]
-    records, last = trace(checkpoint, ids)
+    records, last = trace(checkpoint, ids, say=lambda line: progress(a.log, line))
     attributes = {
         "stage": "trace",
         "text": text.id,
