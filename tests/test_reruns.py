@@ -25,6 +25,7 @@ SUMMARY = TABLE + RECORD
 JOINT = Counter(joint_removals=2)  # of one text
 EVERYTHING = ALL_TEXTS + FORWARD + SUMMARY
 NOTHING = Counter()
+TARGETS = ("concentration", "provenance")
 
 
 def text_changed(index, **changes):
@@ -93,7 +94,7 @@ def cloned(project):
 
 
 NEW = {"id": "new", "language": "fr", "text": "Un texte de plus, qui est nouveau."}
-# README.md's table: what was changed, how, and exactly what is run again by the target `provenance`.
+# README.md's table: what was changed, how, and exactly what is run again up to the concentration and provenance.json.
 CHANGES = {
     "nothing": (lambda project: None, NOTHING),
     "a text edited": (text_changed(1, text="Something else that is long enough."), ONE_TEXT + SUMMARY),
@@ -116,7 +117,7 @@ CHANGES = {
     "random_seed": (settings_are(measure__random_seed=31001), JOINT + JOINT + JOINT + RECORD),
     "figures": (settings_are(figures__dpi=100), RECORD),
     "audit": (settings_are(audit__seed=1), RECORD),
-    "whole_forward off": (settings_are(controls__whole_forward=False), SUMMARY),
+    "whole_forward off": (settings_are(controls__whole_forward=False), RECORD),
     "a control's seed added": (settings_are(controls__random_weights=[5]), RECORD),
     "keys reordered": (keys_reordered, NOTHING),
     "another checkpoint at the same path": (checkpoint_replaced(), EVERYTHING),
@@ -161,23 +162,94 @@ def without_markers(plan):
 @pytest.mark.parametrize("name", CHANGES)
 def test_exactly_this_is_run_again(name, tmp_path):
     change, expected = CHANGES[name]
-    project = runs.copied(tmp_path, "provenance")
+    project = runs.copied(tmp_path, " ".join(TARGETS))
     change(project)
-    assert without_markers(project.plan("provenance")) == without_markers(expected)
+    assert without_markers(project.plan(*TARGETS)) == without_markers(expected)
     if name == "a fresh clone over finished results":
         assert not list(tmp_path.glob("results/tiny/.*"))
 
 
+FINDINGS = {"findings_of_study", "explorer_page", "figures_of_concentration", "figures_of_heads", "report_page"}
+SEEN = {"figures_of_concentration", "figures_of_heads", "report_page"}
+REPORT_CHANGES = {  # and which rules are run again by the report
+    "first_query": (settings_are(measure__first_query=3), {"identity_of_heads", "provenance_record"} | FINDINGS),
+    "small_total": (
+        settings_are(measure__small_total__js=1e-7),
+        {"concentration_table", "audit_study", "provenance_record"} | FINDINGS,
+    ),
+    "random_seed": (
+        settings_are(measure__random_seed=1),
+        {"joint_removals", "audit_study", "provenance_record"} | FINDINGS,
+    ),
+    "figures": (settings_are(figures__dpi=100), {"provenance_record"} | SEEN),
+    "audit": (settings_are(audit__seed=1), {"audit_study", "provenance_record", "report_page"}),
+    "a control's seed added": (
+        settings_are(controls__random_weights=[5]),
+        {"control_weights", "trace_text", "baseline_cache", "single_removals", "joint_removals", "concentration_table"}
+        | {"identity_of_heads", "findings_of_study", "provenance_record"}
+        | SEEN,
+    ),
+    "code of the figures": (other_code("head_influence/figures.py"), SEEN),
+    "code of the report": (other_code("head_influence/report.py"), {"report_page", "explorer_page"}),
+    "words of a caption": (code_changed("report/joint.rst", "\n", " \n"), {"report_page", "explorer_page"}),
+}
+
+
+@pytest.mark.parametrize("name", REPORT_CHANGES)
+def test_exactly_these_rules_up_to_the_report(name, tmp_path):
+    change, expected = REPORT_CHANGES[name]
+    project = runs.copied(tmp_path, "all")
+    change(project)
+    assert project.plan("all").keys() == expected
+
+
+CURVES = {
+    "contexts": "contexts.json",
+    "ratios": [0, 0.1, 0.5],
+    "baseline": 0.1,
+    "heads": "all",
+    "budgets": [0.1],
+    "figure_heads": None,
+}
+CONTEXT = {
+    "id": "c",
+    "article": "The heads of one layer write what the next one reads, and so on.",
+    "items": [{"id": "i", "question": "Who reads?", "answer": "the next"}],
+}
+PAGES = {"curve_figures", "curve_report"}
+BUDGETS = {"curve_plan", "curve_budget", "curve_compare", "curve_checks"} | PAGES
+CURVE = {"curve_layer", "curve_table"} | BUDGETS
+CURVE_CHANGES = {  # what runs besides the forecast, which every change makes anew
+    "ratios": ([0, 0.1, 0.2, 0.5], CURVE),
+    "seed": (9, CURVE | {"curve_baseline"}),
+    "minimum_keys": (1, CURVE | {"curve_baseline"}),
+    "budgets": ([0.1, 0.3], BUDGETS),
+    "figure_heads": (["L0H0"], PAGES),
+    "prompt": ({"prefix": "x"}, CURVE | {"curve_prefill", "curve_baseline"}),
+}
+
+
+def test_head_influence_curves(tmp_path):
+    """Each change of their settings, in a dry run."""
+    project = runs.new(tmp_path, curves=CURVES)
+    (tmp_path / "contexts.json").write_text(json.dumps([CONTEXT]))
+    project.run("curves")
+    assert project.plan("curves") == NOTHING
+    for key, (value, expected) in CURVE_CHANGES.items():
+        project.settings(curves=CURVES | {key: value})
+        assert project.plan("curves").keys() == {"curve_forecast", *expected}, key
+
+
 def test_after_each_change_a_run_is_enough(tmp_path):
     """A run after changes leaves nothing to do, and the numbers of a study that began with the changed settings."""
-    project = runs.copied(tmp_path / "changed", "provenance")
+    project = runs.copied(tmp_path / "changed", " ".join(TARGETS))
     changed = [TEXTS[2], TEXTS[0] | {"text": "Now this one reads otherwise."}, NEW]
     project.texts(changed)
     project.settings(measure__random_seed=5)
-    project.run("provenance")
-    assert project.plan("provenance") == NOTHING
+    project.run(*TARGETS)
+    assert project.plan(*TARGETS) == NOTHING
     fresh = runs.new(tmp_path / "fresh", texts=changed, measure__random_seed=5)
-    fresh.run("provenance")
+    fresh.run(*TARGETS)
     shutil.rmtree(project.folder / "results/tiny/single/second")
     shutil.rmtree(project.folder / "results/tiny/joint/second")
     assert runs.same_numbers(project, fresh) == 13
@@ -248,10 +320,10 @@ def test_a_change_without_snakemakes_records_is_refused(name, tmp_path):
 
 def test_two_changes_at_once(tmp_path):
     """One that runs a cached stage again does not hide another further down (it would behind an `ancient` input)."""
-    project = runs.copied(tmp_path, "provenance")
+    project = runs.copied(tmp_path, " ".join(TARGETS))
     text_changed(1, language="la")(project)
     project.settings(measure__random_seed=7)
-    assert project.plan("provenance") == ONE_TEXT + JOINT + JOINT + SUMMARY
+    assert project.plan(*TARGETS) == ONE_TEXT + JOINT + JOINT + SUMMARY
 
 
 def test_dates_in_the_copy_were_kept(tmp_path):

@@ -22,7 +22,7 @@ STAGES = {
     "joint": Counter(trace_text=3, baseline_cache=6, single_removals=6, joint_removals=6),
 }
 STAGES["concentration"] = STAGES["joint"] + Counter(whole_forward=1, concentration_table=1)
-STAGES["provenance"] = STAGES["concentration"] + Counter(provenance_record=1)
+STAGES["provenance"] = STAGES["joint"] + Counter(concentration_table=1, provenance_record=1)
 STAGES["audit"] = STAGES["concentration"] + Counter(audit_study=1)
 
 

@@ -189,9 +189,9 @@ def new(folder, model="llama", texts=TEXTS, **changes):
 
 @cache
 def finished(target="concentration", model="llama"):
-    """A finished study, made once; tests work on copies."""
-    project = new(FOLDER / f"{model}-{target}", model)
-    project.run(target)
+    """A finished study, made once to a target or several; tests work on copies."""
+    project = new(FOLDER / f"{model}-{target.replace(' ', '-')}", model)
+    project.run(*target.split())
     return project
 
 

@@ -5,11 +5,6 @@ CONCENTRATION_CODE = STUDY.code("table", "scripts.concentration")
 rule concentration_table:
     input:
         singles=lambda w: results("single", w.study),
-        forward=lambda w: (
-            f"results/{STUDY.name}/whole_forward.json"
-            if w.study == STUDY.name and STUDY.settings["controls"]["whole_forward"]
-            else []
-        ),
     output:
         "results/{study}/concentration.nc",
     log:

@@ -54,6 +54,7 @@ if TARGETS_OF_BUDGETS:
         input:
             table=f"{CURVE_RESULTS}/curves.nc",
             plan=f"{CURVE_RESULTS}/budgets/plan.json",
+            shares=BUDGET_SHARES,  # asked for, or a new target among the settings would not be noticed
             runs=[f"{CURVE_RESULTS}/budgets/{context}.nc" for context in CONTEXTS],
         output:
             f"{CURVE_RESULTS}/budgets.csv",
@@ -248,5 +249,6 @@ CURVE_PAGES = [f"{CURVE_RESULTS}/curves.html"] + ([f"{CURVE_RESULTS}/curve_upstr
 
 rule curves:
     input:
+        FORECAST,
         curve_files,
         f"{CURVE_RESULTS}/curves.html",

@@ -83,11 +83,14 @@ def one_context(code=CURVE_CODE):
 FORECAST = f"{CURVE_RESULTS}/curve_forecast.json"
 
 
+# First by its priority and not as the others' input: a new forecast makes nothing else anew. (As an `ancient` input it
+# would also hide what a changed setting makes necessary further down, until the next call.)
 rule curve_forecast:
     output:
         FORECAST,
     log:
         f"logs/{STUDY.name}/curve_forecast.log",
+    priority: 1000
     conda:
         "../../envs/study.yaml"
     threads: 1
@@ -121,8 +124,6 @@ rule curve_answers:
 
 
 rule curve_prefill:
-    input:
-        ancient(FORECAST),  # printed before anything long starts; a new forecast makes nothing else anew
     output:
         update(
             expand(

@@ -75,6 +75,7 @@ rule concentration:
     input:
         f"results/{STUDY.name}/concentration.nc",
         results("joint"),
+        [rules.whole_forward.output[0]] if STUDY.settings["controls"]["whole_forward"] else [],
 
 
 MADE_FROM = STUDY.made_from(CODES)
