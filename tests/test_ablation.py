@@ -21,7 +21,7 @@ def check_close(found, expected, what, scale=None):
     assert np.nanmax(excess, initial=0) < 1, f"{what}: {np.nanmax(excess):.3g} of the tolerance"
 
 
-def compare(name, source, tokens, sample_index=1):
+def assert_agrees(name, source, tokens, sample_index=1):
     """Everything that the library measures at one transition, against the reference."""
     folder, ids = tiny.checkpoint(name), tiny.token_ids(tokens, seed=source)
     single, sets, joint = tiny.measure(folder, ids, source, sample_index)
@@ -55,19 +55,19 @@ def compare(name, source, tokens, sample_index=1):
 
 @pytest.mark.parametrize(("name", "source"), TRANSITIONS)
 def test_agrees_with_the_whole_model(name, source):
-    single, _, _ = compare(name, source, tokens=9)
+    single, _, _ = assert_agrees(name, source, tokens=9)
     if not tiny.CHECKPOINTS[name][1]:
         assert np.median(single["relative"]) > 0.02, "the effects are too small to test anything"
 
 
 @pytest.mark.parametrize("source", [0, 1, 3])
 def test_text_longer_than_a_chunk_of_the_delta_rule(source):
-    compare("hybrid", source, tokens=67)
+    assert_agrees("hybrid", source, tokens=67)
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 3])
 def test_text_shorter_than_the_convolution(tokens):
-    compare("hybrid", 0, tokens)
+    assert_agrees("hybrid", 0, tokens)
 
 
 def test_zeroed_heads_show_exactly_no_influence():

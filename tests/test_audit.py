@@ -17,6 +17,7 @@ from head_influence import StudyError, audit, audit_sample, effects, files, inva
 from head_influence.baseline import measure_baseline
 from head_influence.checkpoint import Checkpoint
 from head_influence.controls import control
+from head_influence.json_files import write_json
 from head_influence.texts import Text
 from head_influence.trace import trace, write_trace
 
@@ -56,7 +57,7 @@ def make_study(folder, checkpoint, texts):
     names = [text.id for text, _, _ in texts]
     table.measure_concentration(singles, results / "concentration.nc", names, SMALL_TOTAL, attributes)
     checks = control("text", "whole forward logits", 1e-7, 1e-4)
-    files.write_json(results / "whole_forward.json", {"text": names[0], "controls": checks})
+    write_json(results / "whole_forward.json", {"text": names[0], "controls": checks})
     return audit.Expected(
         study="tiny", fingerprint=fingerprint, results=results, checkpoint=checkpoint,
         texts=texts, codes=CODES, random_seed=31000, small_total=SMALL_TOTAL, whole_forward=True,

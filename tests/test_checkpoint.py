@@ -12,7 +12,7 @@ from head_influence import StudyError, ablation
 from head_influence.checkpoint import Checkpoint, SafetensorsFile
 from head_influence.families import check, layer_of
 from head_influence.hub import validate
-from head_influence.layout import read_json
+from head_influence.json_files import read_json
 from head_influence.texts import Text, load_tokenizer, tokenise
 from head_influence.trace import trace
 from models_tiny import HYBRID, LLAMA, byte_tokenizer, checkpoint, token_ids, write
@@ -32,7 +32,7 @@ def shards(tmp_path):
     return shutil.copytree(checkpoint("qwen3_shards"), tmp_path / "shards")
 
 
-def refused(folder, message):
+def assert_refused(folder, message):
     with pytest.raises(StudyError, match=message) as error:
         check(Checkpoint(folder))
     assert "\n" not in str(error.value)
@@ -121,29 +121,33 @@ def test_links_to_regular_files_are_read(shards, tmp_path):
     assert check(Checkpoint(linked))[0].heads == 4
     name = next(shards.glob("*.safetensors")).name
     (shards / name).unlink()
-    refused(linked, f"index.json: shard {name} is missing from the folder")
+    assert_refused(linked, f"index.json: shard {name} is missing from the folder")
     (linked / "config.json").unlink()
     (linked / "config.json").symlink_to(tmp_path / "nowhere.json")
-    refused(linked, r"config\.json: the link leads nowhere")
+    assert_refused(linked, r"config\.json: the link leads nowhere")
 
 
 def test_no_folder_and_no_files(tmp_path, folder):
-    refused(tmp_path / "absent", r"model\.checkpoint: .*absent is not a folder with a checkpoint")
-    refused(tmp_path, r"config\.json: the file does not exist")
+    assert_refused(tmp_path / "absent", r"model\.checkpoint: .*absent is not a folder with a checkpoint")
+    assert_refused(tmp_path, r"config\.json: the file does not exist")
     (folder / "model.safetensors").unlink()
-    refused(folder, r"no weights: expected model\.safetensors, or model\.safetensors\.index\.json and its shards")
+    assert_refused(
+        folder, r"no weights: expected model\.safetensors, or model\.safetensors\.index\.json and its shards"
+    )
 
 
 def test_pickles_are_refused_by_name(folder):
     (folder / "model.safetensors").unlink()
     (folder / "pytorch_model.bin").write_bytes(b"\x80\x04")
-    refused(folder, r"only pickle weights found \(pytorch_model\.bin\), which can run code when read; expected model")
+    assert_refused(
+        folder, r"only pickle weights found \(pytorch_model\.bin\), which can run code when read; expected model"
+    )
 
 
 def test_what_is_no_regular_file_is_not_opened(folder):
     (folder / "config.json").unlink()
     os.mkfifo(folder / "config.json")
-    refused(folder, r"config\.json: not a regular file")
+    assert_refused(folder, r"config\.json: not a regular file")
 
 
 @pytest.mark.parametrize(
@@ -164,7 +168,7 @@ def test_what_is_no_regular_file_is_not_opened(folder):
 )
 def test_unusable_configuration(text, message, folder):
     (folder / "config.json").write_bytes(text.encode(errors="surrogateescape"))
-    refused(folder, rf"config\.json: {message}")
+    assert_refused(folder, rf"config\.json: {message}")
 
 
 def test_enormous_json_is_not_read(tmp_path):
@@ -192,7 +196,7 @@ def test_enormous_json_is_not_read(tmp_path):
 )
 def test_index_that_cannot_be_followed(index, message, shards):
     (shards / "model.safetensors.index.json").write_text(json.dumps(index))
-    refused(shards, rf"index\.json: .*{message}")
+    assert_refused(shards, rf"index\.json: .*{message}")
 
 
 def test_index_and_shards_that_disagree(shards):
@@ -200,18 +204,20 @@ def test_index_and_shards_that_disagree(shards):
     index = json.loads(path.read_text())
     files = sorted(set(index["weight_map"].values()))
     path.write_text(json.dumps({"weight_map": index["weight_map"] | {"model.extra": files[0]}}))
-    refused(shards, rf"index\.json: tensor model\.extra is not in {files[0]}")
+    assert_refused(shards, rf"index\.json: tensor model\.extra is not in {files[0]}")
     path.write_text(json.dumps(index))
     one, other = (load_file(shards / name) for name in files[:2])
     save_file(other | {next(iter(one)): next(iter(one.values()))}, shards / files[1])
-    refused(shards, rf"tensor {next(iter(one))} is in {files[0]} and {files[1]}")
+    assert_refused(shards, rf"tensor {next(iter(one))} is in {files[0]} and {files[1]}")
 
 
 @pytest.mark.parametrize("kept", [0, 7, 100, -1])
 def test_truncated_weights(kept, folder):
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:kept])
-    refused(folder, r"model\.safetensors: (not a safetensors file, or a truncated one|unusable .* it is truncated)")
+    assert_refused(
+        folder, r"model\.safetensors: (not a safetensors file, or a truncated one|unusable .* it is truncated)"
+    )
 
 
 @pytest.mark.parametrize(
@@ -269,7 +275,7 @@ def test_offsets_that_no_alignment_fits_are_read(tmp_path):
 @pytest.mark.parametrize(("names", "count"), [([], 0), (["a.embed_tokens.weight", "b.embed_tokens.weight"], 2)])
 def test_embedding_says_where_the_text_model_is(names, count, folder):
     save_file({name: torch.ones(2, 2) for name in [*names, "mtp.embed_tokens.weight"]}, folder / "model.safetensors")
-    refused(folder, rf"expected one tensor named \*embed_tokens\.weight, found {count}")
+    assert_refused(folder, rf"expected one tensor named \*embed_tokens\.weight, found {count}")
 
 
 def test_configuration_cannot_ask_for_code(tmp_path):

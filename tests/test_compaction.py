@@ -5,7 +5,8 @@ from decimal import Decimal
 import numpy as np
 import pytest
 from head_influence import compaction
-from head_influence.compaction import HIGH, LOW, Fit, bounded_least_squares, compact, keys_at, reference_queries
+from head_influence.budgets import keys_at
+from head_influence.compaction import HIGH, LOW, Fit, bounded_least_squares, compact, reference_queries
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import lsq_linear

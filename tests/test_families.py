@@ -93,7 +93,7 @@ def tiny(request, tmp_path_factory):
     return model, checkpoint, ids, trace(checkpoint, ids)
 
 
-def close(found, expected, limit=1e-5):
+def assert_close(found, expected, limit=1e-5):
     assert found.shape == expected.shape
     assert np.abs(found - expected).max() <= limit * np.abs(expected).max()
 
@@ -176,11 +176,11 @@ def library_recipient(checkpoint, index, after_branch, cos, sin, scaling):
 def test_trace_is_the_real_model(tiny):
     model, checkpoint, ids, (records, last) = tiny
     for record, real in zip(records, real_pass(model, ids), strict=True):
-        close(record["residual_in"], real["residual"].numpy())
-        close(record["branch_out"], real["branch"].numpy())
+        assert_close(record["residual_in"], real["residual"].numpy())
+        assert_close(record["branch_out"], real["branch"].numpy())
     with torch.no_grad():
         logits = model(torch.tensor([ids]), use_cache=False).logits[0].numpy()
-    close(last @ checkpoint.head_weight().T, logits)
+    assert_close(last @ checkpoint.head_weight().T, logits)
 
 
 def test_contributions_add_up_to_the_branch(tiny):
@@ -192,7 +192,7 @@ def test_contributions_add_up_to_the_branch(tiny):
         total = contribution.astype(np.float64).sum(axis=0)
         if layer.out_bias is not None:
             total += layer.out_bias
-        close(total, real["branch"].numpy())
+        assert_close(total, real["branch"].numpy())
 
 
 def test_intervened_recipient_is_the_real_one(tiny):
@@ -219,7 +219,7 @@ def test_intervened_recipient_is_the_real_one(tiny):
             )
             assert found.keys() == expected.keys()
             for name, value in expected.items():
-                close(found[name], value)
+                assert_close(found[name], value)
 
 
 def test_one_head_is_projected_as_among_all(tiny):
@@ -234,7 +234,7 @@ def test_one_head_is_projected_as_among_all(tiny):
             parts = {c: x[None] for c, x in layer.project(normed, head).items()}
             one = layer.effective(parts, record.get("cos"), record.get("sin"), head)
             for c, x in one.items():
-                close(x[0, :, 0], layer.slots(every[c], axis=2)[0, :, head])
+                assert_close(x[0, :, 0], layer.slots(every[c], axis=2)[0, :, head])
 
 
 def test_window_hides_earlier_keys(tiny):

@@ -78,7 +78,7 @@ def fast(project):
     (project.folder / "slow").unlink()
 
 
-def ends_well(project, parts=False):
+def assert_ends_well(project, parts=False):
     """The same command again is enough, and nothing tells the study from an undisturbed one.
 
     With `parts`, what a killed job had begun may still be there under its temporary name: its file is not made again.
@@ -118,7 +118,7 @@ def test_a_job_is_killed(project):
     assert process.returncode == 1
     assert "Error in rule single_removals" in output
     assert "log: logs/tiny/single/" in output
-    ends_well(project)
+    assert_ends_well(project)
 
 
 @pytest.mark.parametrize("whom", ["scheduler", "group"])
@@ -132,7 +132,7 @@ def test_the_scheduler_is_killed(project, whom):
     refused = project.fail()
     assert "It can be removed with the --unlock argument" in " ".join(refused.split())
     project.run("--unlock")
-    ends_well(project)
+    assert_ends_well(project)
 
 
 @pytest.mark.parametrize("whom", ["scheduler", "group"])
@@ -147,7 +147,7 @@ def test_an_interrupt(project, whom):
     until(lambda: nothing_runs(project))
     if whom == "group":
         fast(project)
-    ends_well(project)
+    assert_ends_well(project)
 
 
 def test_the_preload_server_is_killed(project):
@@ -158,7 +158,7 @@ def test_the_preload_server_is_killed(project):
     assert process.returncode == 0, output
     for left in project.temporary.iterdir():  # a killed server cannot remove its socket's folder
         shutil.rmtree(left)
-    ends_well(project, parts=True)
+    assert_ends_well(project, parts=True)
 
 
 def test_a_killed_rerun_leaves_the_old_cache_whole(tmp_path):
@@ -177,7 +177,7 @@ def test_a_killed_rerun_leaves_the_old_cache_whole(tmp_path):
     said(process)
     assert process.returncode == 1
     assert project.numbers(".cache") == numbers
-    ends_well(project, parts=True)
+    assert_ends_well(project, parts=True)
 
 
 def test_two_schedulers_at_once(project):
@@ -187,7 +187,7 @@ def test_two_schedulers_at_once(project):
     fast(project)
     assert process.wait(120) == 0, said(process)
     process.stdout.close()
-    ends_well(project)
+    assert_ends_well(project)
 
 
 @pytest.fixture
@@ -230,7 +230,7 @@ def test_a_full_disk(project, mounted, part):
     assert "the disk is full" in wrong or "No space left on device" in wrong
     assert "run the same command again" in wrong or "cannot be written" in wrong
     filler.unlink()
-    ends_well(project)
+    assert_ends_well(project)
 
 
 @pytest.mark.parametrize("part", ["results", ".cache"])
@@ -242,7 +242,7 @@ def test_a_read_only_folder(project, mounted, part):
     assert "cannot be written" in wrong or "Read-only file system" in wrong
     assert str(part) in wrong
     subprocess.run(["mount", "-o", "remount,rw,bind", place], check=True)
-    ends_well(project)
+    assert_ends_well(project)
 
 
 def test_a_cache_on_another_disk(tmp_path, mounted):
@@ -290,14 +290,14 @@ def test_a_damaged_file_under_the_final_name(tmp_path, kind, how):
     line = next(line for line in wrong.splitlines() if line.startswith(f"head-influence: {name}: "))
     assert line.endswith("delete the file and run the same command again")
     damaged.unlink()
-    ends_well(project)
+    assert_ends_well(project)
 
 
 def test_damaged_change_vectors_are_made_anew(project):
     project.run("single")
     for path in project.folder.glob(".cache/*/*/changes-*/*/L0?.nc"):
         path.write_bytes(path.read_bytes()[:1000])
-    ends_well(project)
+    assert_ends_well(project)
 
 
 def test_files_dated_in_the_future(project):
@@ -310,11 +310,11 @@ def test_files_dated_in_the_future(project):
     assert not (project.folder / "results/tiny/single").exists()
     command = line.partition("type: ")[2]
     subprocess.run(command, shell=True, check=True, cwd=project.folder)
-    ends_well(project)
+    assert_ends_well(project)
 
 
 def test_files_dated_in_the_past(project):
     project.run("single")
     for i, path in enumerate(sorted(project.folder.glob("results/**/*.nc"))):
         os.utime(path, (1e8 + i, 1e8 + i))
-    ends_well(project)
+    assert_ends_well(project)

@@ -13,6 +13,7 @@ import netCDF4
 import numpy as np
 import pytest
 from head_influence import StudyError, files
+from head_influence.json_files import write_json
 
 RNG = np.random.default_rng(0)
 VALUES = RNG.standard_normal((40, 30)).astype(np.float32)
@@ -32,7 +33,7 @@ def written(tmp_path):
     return path
 
 
-def refused(path, match="delete the file and run the same command again"):
+def assert_refused(path, match="delete the file and run the same command again"):
     """Reading is refused with one line that names the file."""
     with pytest.raises(StudyError, match=match) as caught:
         files.read(path)
@@ -99,7 +100,7 @@ def test_nothing_else_is_left_beside_it(written):
 def test_truncated(written, part):
     content = written.read_bytes()
     written.write_bytes(content[: int(part * len(content))])
-    refused(written)
+    assert_refused(written)
 
 
 @pytest.mark.parametrize("part", [0, 0.3, 0.9])
@@ -107,7 +108,7 @@ def test_zero_filled(written, part):
     content = written.read_bytes()
     kept = int(part * len(content))
     written.write_bytes(content[:kept] + bytes(len(content) - kept))
-    refused(written)
+    assert_refused(written)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +117,7 @@ def test_zero_filled(written, part):
 def test_foreign_file(tmp_path, content):
     path = tmp_path / "L00.nc"
     path.write_bytes(content)
-    refused(path)
+    assert_refused(path)
 
 
 def test_foreign_netcdf(tmp_path):
@@ -124,13 +125,13 @@ def test_foreign_netcdf(tmp_path):
     with netCDF4.Dataset(path, "w") as data:
         data.createDimension("n", 3)
         data.createVariable("relative", "f4", ("n",))[:] = [1, 2, 3]
-    refused(path, "no completion mark")
+    assert_refused(path, "no completion mark")
 
 
 def test_absent_file_and_folder(tmp_path):
-    refused(tmp_path / "absent.nc")
+    assert_refused(tmp_path / "absent.nc")
     (tmp_path / "L00.nc").mkdir()
-    refused(tmp_path / "L00.nc")
+    assert_refused(tmp_path / "L00.nc")
 
 
 def test_another_groups_name(written):
@@ -161,7 +162,7 @@ def test_one_change_is_noticed(written, change):
     with netCDF4.Dataset(written, "a") as data:
         data.set_auto_maskandscale(False)
         change(data)
-    refused(written)
+    assert_refused(written)
 
 
 def test_no_byte_can_change_what_is_read(written):
@@ -215,7 +216,7 @@ def test_killed_while_writing(tmp_path, wait_for, earlier):
         assert not path.exists()
     left = list(tmp_path.glob(".*.part"))
     assert len(left) == 1
-    refused(left[0])
+    assert_refused(left[0])
     files.write(path, VARIABLES, ATTRIBUTES)
     assert same(path)
 
@@ -240,7 +241,7 @@ def small_disk(tmp_path):
     subprocess.run(["umount", place], check=True)
 
 
-def unwritable(path, variables):
+def assert_unwritable(path, variables):
     with pytest.raises(StudyError, match=r"cannot be written .*nothing half-written was kept") as caught:
         files.write(path, variables, ATTRIBUTES)
     assert "\n" not in str(caught.value)
@@ -251,12 +252,12 @@ def test_full_disk(small_disk):
     disk, _ = small_disk
     files.write(disk / "L00.nc", VARIABLES, ATTRIBUTES)
     big = {"x": (("n",), np.random.default_rng(0).random(400_000), {})}
-    unwritable(disk / "L01.nc", big)
-    unwritable(disk / "L00.nc", big)
+    assert_unwritable(disk / "L01.nc", big)
+    assert_unwritable(disk / "L00.nc", big)
     assert [p.name for p in disk.iterdir()] == ["L00.nc"]
     assert same(disk / "L00.nc")
     with pytest.raises(StudyError, match="cannot be written"):
-        files.write_json(disk / "a.json", ["x" * 2_000_000])
+        write_json(disk / "a.json", ["x" * 2_000_000])
     assert [p.name for p in disk.iterdir()] == ["L00.nc"]
 
 
@@ -264,18 +265,18 @@ def test_read_only_folder(small_disk):
     disk, make_read_only = small_disk
     files.write(disk / "L00.nc", VARIABLES, ATTRIBUTES)
     make_read_only()
-    unwritable(disk / "L00.nc", VARIABLES)
-    unwritable(disk / "sub" / "L00.nc", VARIABLES)
+    assert_unwritable(disk / "L00.nc", VARIABLES)
+    assert_unwritable(disk / "sub" / "L00.nc", VARIABLES)
     assert same(disk / "L00.nc")
 
 
 def test_name_of_a_file_where_a_folder_belongs(tmp_path):
     (tmp_path / "single").write_text("x")
-    unwritable(tmp_path / "single" / "L00.nc", VARIABLES)
+    assert_unwritable(tmp_path / "single" / "L00.nc", VARIABLES)
 
 
 def test_json_is_written_whole(tmp_path):
     path = tmp_path / "folder" / "a.json"
-    files.write_json(path, {"注": [1, 2]})
+    write_json(path, {"注": [1, 2]})
     assert json.loads(path.read_text(encoding="utf-8")) == {"注": [1, 2]}
     assert [p.name for p in path.parent.iterdir()] == ["a.json"]

@@ -12,7 +12,8 @@ import yaml
 from head_influence import StudyError, hub
 from head_influence.checkpoint import Checkpoint
 from head_influence.families import check
-from head_influence.hub import PACKAGED, PIN, REHEARSAL, SOURCE, Place, locate, write_json
+from head_influence.hub import PACKAGED, PIN, REHEARSAL, SOURCE, Place, locate
+from head_influence.json_files import write_json
 from hub_server import serving
 from models_tiny import HYBRID, byte_tokenizer, checkpoint, write
 from safetensors.torch import load_file, save_file
@@ -56,7 +57,7 @@ def run(server, tmp_path):
 
 
 @pytest.fixture
-def refused(run, tmp_path):
+def assert_refused(run, tmp_path):
     """Run the program; it must fail with one line like `message`, and leave no checkpoint behind."""
 
     def fetch(message, **arguments):
@@ -126,7 +127,7 @@ def test_tag_and_commit(run, tmp_path):
     assert place(tmp_path, FIRST, study="two").revision() == FIRST
 
 
-def test_other_revision_needs_another_study(run, refused, tmp_path):
+def test_other_revision_needs_another_study(run, assert_refused, tmp_path):
     run(revision="v1")
     message = (
         f"this study is pinned to {NAME} at v1, but the settings name {NAME} at {FIRST}; give the study another name"
@@ -152,12 +153,12 @@ def test_transfer_that_breaks_off_is_resumed(run, server, tmp_path):
     assert (place(tmp_path).folder / file).read_bytes() == stored.read_bytes()
 
 
-def test_interrupted_fetch_goes_on_with_the_same_commit(run, refused, server, published, tmp_path):
+def test_interrupted_fetch_goes_on_with_the_same_commit(run, assert_refused, server, published, tmp_path):
     """The hub goes away for good half-way; the next run fetches the rest, of the pinned commit."""
     file = "model-1-of-2.safetensors"
     server.lost.add(file)
     del server.repositories[NAME][FIRST][file]
-    refused("lists a file that it does not have")
+    assert_refused("lists a file that it does not have")
     server.lost.clear()
     server.repositories[NAME][FIRST][file] = published[file]
     server.repositories[NAME] |= {"main": SECOND, SECOND: {}}
@@ -167,9 +168,11 @@ def test_interrupted_fetch_goes_on_with_the_same_commit(run, refused, server, pu
     assert {Path(path).name for path, _ in server.gets(".safetensors")} == {file}
 
 
-def test_damaged_transfer_is_noticed(refused, run, server):
+def test_damaged_transfer_is_noticed(assert_refused, run, server):
     server.damaged.add("model-0-of-2.safetensors")
-    refused("model-0-of-2.safetensors: what arrived has another sha256 than the hub says; run the same command again")
+    assert_refused(
+        "model-0-of-2.safetensors: what arrived has another sha256 than the hub says; run the same command again"
+    )
     server.damaged.clear()
     assert run()[0] == 0
 
@@ -184,34 +187,34 @@ def test_lost_cache_is_fetched_again(run, tmp_path):
     assert "shard model-0-of-2.safetensors is missing" in found.missing()
 
 
-def test_wrong_revision(refused, tmp_path):
-    refused("has no revision 'v9' of it", revision="v9")
+def test_wrong_revision(assert_refused, tmp_path):
+    assert_refused("has no revision 'v9' of it", revision="v9")
     assert not (tmp_path / "results/one/checkpoint" / PIN).exists()
 
 
-def test_unknown_model(refused):
-    refused("has no such model, or it is private and HF_TOKEN does not open it", name="tests/absent")
+def test_unknown_model(assert_refused):
+    assert_refused("has no such model, or it is private and HF_TOKEN does not open it", name="tests/absent")
 
 
-def test_private_model_opens_with_its_token(refused, run, server):
+def test_private_model_opens_with_its_token(assert_refused, run, server):
     server.private.add(NAME)
-    refused("has no such model, or it is private and HF_TOKEN does not open it")
+    assert_refused("has no such model, or it is private and HF_TOKEN does not open it")
     assert run(HF_TOKEN=server.token)[0] == 0
 
 
 @pytest.mark.parametrize("token", [None, "hf_other"])
-def test_gated_model(token, refused, run, server):
+def test_gated_model(token, assert_refused, run, server):
     """The hub answers 401 without a token and 403 to one that may not."""
     server.gated.add(NAME)
     message = f"access is gated: accept its terms on {server.address}/{NAME} and set HF_TOKEN"
-    refused(message, **({"HF_TOKEN": token} if token else {}))
+    assert_refused(message, **({"HF_TOKEN": token} if token else {}))
     assert run(HF_TOKEN=server.token)[0] == 0
 
 
 @pytest.mark.parametrize("status", [403, 500])
-def test_hub_that_refuses_everything(status, refused, server):
+def test_hub_that_refuses_everything(status, assert_refused, server):
     server.status = status
-    refused("refuses access; set HF_TOKEN to a token that may read it" if status == 403 else "answers 500")
+    assert_refused("refuses access; set HF_TOKEN to a token that may read it" if status == 403 else "answers 500")
 
 
 @pytest.mark.parametrize(
@@ -224,46 +227,48 @@ def test_hub_that_refuses_everything(status, refused, server):
         (("model.safetensors.index.json", "pytorch_model.bin"), "no weights; expected model.safetensors, or"),
     ],
 )
-def test_missing_file(gone, message, refused, server):
+def test_missing_file(gone, message, assert_refused, server):
     for file in gone:
         del server.repositories[NAME][FIRST][file]
-    refused(message)
+    assert_refused(message)
 
 
-def test_index_that_leads_elsewhere_is_not_followed(refused, server):
+def test_index_that_leads_elsewhere_is_not_followed(assert_refused, server):
     index = {"weight_map": {"model.embed_tokens.weight": "../../../../.bashrc"}}
     server.repositories[NAME][FIRST]["model.safetensors.index.json"] = json.dumps(index).encode()
-    refused("'../../../../.bashrc' is not the name of a safetensors file in the same folder")
+    assert_refused("'../../../../.bashrc' is not the name of a safetensors file in the same folder")
 
 
-def test_unsupported_model_is_one_line(refused, server):
+def test_unsupported_model_is_one_line(assert_refused, server):
     config = json.loads(server.repositories[NAME][FIRST]["config.json"])
     config["text_config"]["model_type"] = "gemma2"
     server.repositories[NAME][FIRST]["config.json"] = json.dumps(config).encode()
-    refused("model_type 'gemma2' is not supported: it normalises the attention branch")
+    assert_refused("model_type 'gemma2' is not supported: it normalises the attention branch")
 
 
-def test_offline(refused, run, server, tmp_path):
-    refused(f"{NAME}: revision 'main' is not in {tmp_path}/hf/hub, and HF_HUB_OFFLINE is set", HF_HUB_OFFLINE="1")
+def test_offline(assert_refused, run, server, tmp_path):
+    assert_refused(
+        f"{NAME}: revision 'main' is not in {tmp_path}/hf/hub, and HF_HUB_OFFLINE is set", HF_HUB_OFFLINE="1"
+    )
     run(study="two")
     server.requests.clear()
     assert run(HF_HUB_OFFLINE="1")[0] == 0
     assert server.requests == [] and place(tmp_path).revision() == FIRST
 
 
-def test_offline_with_half_of_the_model(refused, run, server, tmp_path):
+def test_offline_with_half_of_the_model(assert_refused, run, server, tmp_path):
     run(study="two")
     place(tmp_path, study="two").folder.joinpath("model-1-of-2.safetensors").resolve().unlink()
-    refused("and HF_HUB_OFFLINE is set", HF_HUB_OFFLINE="1")
+    assert_refused("and HF_HUB_OFFLINE is set", HF_HUB_OFFLINE="1")
 
 
-def test_no_hub_at_that_address(refused):
-    refused("cannot be fetched from http://127.0.0.1:9", HF_ENDPOINT="http://127.0.0.1:9")
+def test_no_hub_at_that_address(assert_refused):
+    assert_refused("cannot be fetched from http://127.0.0.1:9", HF_ENDPOINT="http://127.0.0.1:9")
 
 
-def test_cache_that_cannot_be_written(refused, tmp_path):
+def test_cache_that_cannot_be_written(assert_refused, tmp_path):
     (tmp_path / "file").write_text("")
-    refused(f"cannot write to {tmp_path}/file/hub", HF_HOME=str(tmp_path / "file"))
+    assert_refused(f"cannot write to {tmp_path}/file/hub", HF_HOME=str(tmp_path / "file"))
 
 
 # Naming a model: no network.

@@ -17,7 +17,7 @@ def written(tmp_path, content):
     return path
 
 
-def refused(path, match):
+def assert_refused(path, match):
     with pytest.raises(StudyError, match=match) as caught:
         read_texts(path, 5)
     assert "\n" not in str(caught.value)
@@ -66,7 +66,7 @@ def test_identical_texts_are_two_texts(tmp_path):
     ],
 )
 def test_anything_else_is_refused(tmp_path, content, match):
-    refused(written(tmp_path, content), match)
+    assert_refused(written(tmp_path, content), match)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_anything_else_is_refused(tmp_path, content, match):
     ],
 )
 def test_ids_that_are_no_file_names(tmp_path, name):
-    refused(written(tmp_path, [GOOD | {"id": name}]), "is not a plain file name")
+    assert_refused(written(tmp_path, [GOOD | {"id": name}]), "is not a plain file name")
 
 
 @pytest.mark.parametrize("name", ["a", "0", "_a.b-c", "Überschrift", "文本", "x" * 100])
@@ -101,8 +101,8 @@ def test_ids_that_are(name):
 
 
 def test_absent_file_and_folder(tmp_path):
-    refused(tmp_path / "nothing.json", "does not exist")
-    refused(tmp_path, "not a regular file")
+    assert_refused(tmp_path / "nothing.json", "does not exist")
+    assert_refused(tmp_path, "not a regular file")
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import torch
 from transformers import DynamicCache
 
 from head_influence import StudyError
-from head_influence.layout import read_json
+from head_influence.json_files import read_json
 from head_influence.models import whole_model
 
 

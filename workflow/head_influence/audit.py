@@ -14,7 +14,8 @@ import numpy as np
 from head_influence import PROTOCOL, StudyError, files
 from head_influence.audit_sample import check_sample, choose
 from head_influence.invariants import FLOOR, VECTORS, check_concentration, check_joint, check_single
-from head_influence.layout import checkpoint_files, read_json
+from head_influence.json_files import read_json
+from head_influence.layout import checkpoint_files
 from head_influence.recompute import WholeModel
 
 FORWARD = 1e-4  # limit of the whole forward pass's comparison, of the largest value

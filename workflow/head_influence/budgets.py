@@ -1,10 +1,20 @@
-"""Head budgets: how a fixed number of keys is shared among KV heads, from their curves."""
+"""Numbers of keys: how many a ratio keeps, and how a fixed number is shared among KV heads, from their curves."""
+
+from fractions import Fraction
 
 import numpy as np
 
 UNITS = 20  # of a head's uniform ratio: the smallest amount that changes hands
 STEPS = (1, 2, 5, 10, 20, 40, 100, 200, 400)
 PYRAMID = 1.5, 0.5  # share of the lowest and of the highest layer, relative to uniform
+
+
+def keys_at(ratio, tokens, minimum=0):
+    """Number of keys kept at `ratio` of `tokens` keys: rounded down in exact decimals, at least `minimum`.
+
+    0.29 of 100 is 29, although the binary product 0.29 * 100 is less.
+    """
+    return min(tokens, max(minimum, int(Fraction(str(ratio)) * tokens)))
 
 
 def predicted(curves, ratios, shares):

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from head_influence import StudyError
-from head_influence.layout import CONFIG, INDEX, parse_json, read_json, size_of, weight_files
+from head_influence.json_files import parse_json, read_json, size_of
+from head_influence.layout import CONFIG, INDEX, weight_files
 
 ITEM_SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 FLOATS = {"F64": np.float64, "F32": np.float32, "F16": np.float16}

@@ -5,8 +5,7 @@ from base64 import urlsafe_b64encode
 from pathlib import Path
 
 from head_influence import StudyError
-from head_influence.hub import write_json
-from head_influence.layout import read_json
+from head_influence.json_files import read_json, write_json
 
 RECORDS = Path(".snakemake/metadata")  # Snakemake's own: by which parameters each file was made
 CLOCKS_APART = 10.0  # seconds between machines that share a disk

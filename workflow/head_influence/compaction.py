@@ -4,7 +4,6 @@ N counts reference queries, T the article's keys, t the keys that are kept, d th
 """
 
 from dataclasses import dataclass
-from fractions import Fraction
 
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve, solve_triangular
@@ -36,14 +35,6 @@ class CompactHead:
     values: np.ndarray
     mass_error: float
     output_error: float
-
-
-def keys_at(ratio, tokens, minimum=0):
-    """Number of keys kept at `ratio` of `tokens` keys: rounded down in exact decimals, at least `minimum`.
-
-    0.29 of 100 is 29, although the binary product 0.29 * 100 is less.
-    """
-    return min(tokens, max(minimum, int(Fraction(str(ratio)) * tokens)))
 
 
 def reference_queries(queries, maximum=None, seed=0):

@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 
 from head_influence import StudyError
-from head_influence.checkpoint import read_json
+from head_influence.json_files import read_json
 from head_influence.texts import plain_name
 
 LETTERS = "abcde"

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from head_influence import StudyError, budgets, files
-from head_influence.compaction import keys_at
+from head_influence.budgets import keys_at
 
 ONE = "1"
 

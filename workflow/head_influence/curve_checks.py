@@ -8,8 +8,9 @@ import numpy as np
 import torch
 
 from head_influence import StudyError, files
+from head_influence.budgets import keys_at
 from head_influence.checkpoint import Checkpoint
-from head_influence.compaction import Fit, keys_at
+from head_influence.compaction import Fit
 from head_influence.curves import (
     Article,
     BaselineCaches,

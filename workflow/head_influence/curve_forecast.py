@@ -5,7 +5,8 @@ import time
 import numpy as np
 import torch
 
-from head_influence.compaction import Fit, compact, keys_at
+from head_influence.budgets import keys_at
+from head_influence.compaction import Fit, compact
 from head_influence.curve_study import cache_kinds
 from head_influence.families import layer_of
 from head_influence.prefill import causal, run_layer

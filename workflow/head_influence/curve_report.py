@@ -10,7 +10,7 @@ import numpy as np
 from head_influence.curve_budgets import read_comparison
 from head_influence.curve_figures import counted
 from head_influence.curve_table import ENOUGH, read_table, stability
-from head_influence.layout import read_json
+from head_influence.json_files import read_json
 
 STYLE = """
 body { font: 15px/1.5 sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #222; background: #fff; }

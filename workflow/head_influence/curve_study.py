@@ -5,11 +5,11 @@ import json
 import re
 
 from head_influence import StudyError
+from head_influence.budgets import keys_at
 from head_influence.checkpoint import Checkpoint
-from head_influence.compaction import keys_at
 from head_influence.contexts import read_contexts, tokenise_context, with_answers
 from head_influence.families import layer_count, layer_of
-from head_influence.layout import read_json
+from head_influence.json_files import read_json
 from head_influence.texts import load_tokenizer
 
 DEFAULTS = {

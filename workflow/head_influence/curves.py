@@ -6,8 +6,9 @@ import numpy as np
 import torch
 
 from head_influence import StudyError, files
+from head_influence.budgets import keys_at
 from head_influence.checkpoint import Checkpoint
-from head_influence.compaction import Fit, compact, keys_at, reference_queries
+from head_influence.compaction import Fit, compact, reference_queries
 from head_influence.curve_study import cache_kinds, parse_head
 from head_influence.prefill import prefill
 from head_influence.scoring import HeadCache, LinearCache, Scorer, SlidingCache, SoftmaxCache, score

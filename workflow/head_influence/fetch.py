@@ -10,16 +10,9 @@ from pathlib import Path
 
 from head_influence import StudyError
 from head_influence.fingerprint import file_sha256
-from head_influence.hub import COMMIT, PIN, validate, write_json
-from head_influence.layout import (
-    CONFIG,
-    INDEX,
-    SINGLE,
-    TOKENIZER_FILES,
-    checkpoint_files,
-    indexed_tensors,
-    read_json,
-)
+from head_influence.hub import COMMIT, PIN, validate
+from head_influence.json_files import read_json, write_json
+from head_influence.layout import CONFIG, INDEX, SINGLE, TOKENIZER_FILES, checkpoint_files, indexed_tensors
 
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
 

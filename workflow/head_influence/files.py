@@ -208,17 +208,3 @@ def _verified(data, path, names=None, optional=(), group=None):
     attributes = {key: holder.getncattr(key) for holder in holders for key in holder.ncattrs()}
     wanted = found if names is None else [*names, *(name for name in optional if name in found)]
     return {name: found[name] for name in wanted}, attributes
-
-
-def write_json(path, content):
-    """Write a small JSON file whole or not at all."""
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        temporary.replace(path)
-    except OSError as error:
-        raise StudyError(f"{path}: cannot be written ({error})") from error
-    finally:
-        temporary.unlink(missing_ok=True)

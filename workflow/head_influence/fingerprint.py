@@ -8,7 +8,8 @@ import time
 from pathlib import Path
 
 from head_influence import StudyError
-from head_influence.layout import checkpoint_files, size_of
+from head_influence.json_files import size_of
+from head_influence.layout import checkpoint_files
 
 MEMORY = "content-hashes.json"
 SETTLED = 2.0  # seconds: a file changed more recently may change again without its times showing it

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from head_influence import StudyError
 from head_influence.fingerprint import file_sha256
-from head_influence.hub import SOURCE, file_state, validate, write_json
-from head_influence.layout import TOKENIZER_FILES, checkpoint_files, size_of
+from head_influence.hub import SOURCE, file_state, validate
+from head_influence.json_files import size_of, write_json
+from head_influence.layout import TOKENIZER_FILES, checkpoint_files
 
 MAGIC = b"GGUF"
 

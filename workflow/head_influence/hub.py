@@ -4,14 +4,14 @@ It runs whenever the Snakefile is parsed: nothing here imports numpy or transfor
 """
 
 import hashlib
-import json
 import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from head_influence import StudyError
-from head_influence.layout import CONFIG, checkpoint_files, read_json
+from head_influence.json_files import read_json
+from head_influence.layout import CONFIG, checkpoint_files
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -180,15 +180,3 @@ def validate(folder):
 
     check(Checkpoint(folder))
     load_tokenizer(folder)
-
-
-def write_json(path, content):
-    """Write a small JSON file whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise StudyError(f"{path}: cannot be written ({error.strerror})") from None

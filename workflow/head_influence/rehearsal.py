@@ -16,8 +16,9 @@ import numpy as np
 from head_influence import StudyError
 from head_influence.families import layer_count, layer_of, positive
 from head_influence.families.qwen3_5 import Qwen35Softmax
-from head_influence.hub import validate, write_json
-from head_influence.layout import CONFIG, INDEX, TOKENIZER_FILES, read_json
+from head_influence.hub import validate
+from head_influence.json_files import read_json, write_json
+from head_influence.layout import CONFIG, INDEX, TOKENIZER_FILES
 
 TEXT = "model.language_model."
 BLOCK = 1 << 22  # values drawn at a time

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from head_influence import StudyError
-from head_influence.checkpoint import read_json
+from head_influence.json_files import read_json
 
 KEYS = {"id", "language", "text", "tokens"}
 LONGEST_ID = 100  # bytes: it becomes a folder's name

@@ -7,8 +7,8 @@ from head_influence.console import parser, progress, run
 
 
 def main(a):
-    from head_influence import files
     from head_influence.audit import Expected, audit
+    from head_influence.json_files import write_json
     from head_influence.texts import load_tokenizer, read_texts, tokenise
 
     tokenizer = load_tokenizer(a.checkpoint)
@@ -24,7 +24,7 @@ def main(a):
         small_total={"vectors": a.small_total_vectors, "js": a.small_total_js},
         whole_forward=a.whole_forward,
     )
-    files.write_json(a.output, audit(expected, a.trace, a.singles, a.joints, a.seed, partial(progress, a.log)))
+    write_json(a.output, audit(expected, a.trace, a.singles, a.joints, a.seed, partial(progress, a.log)))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from head_influence.curve_console import context_parser, opened
 def main(a):
     from head_influence.answers import greedy_answers
     from head_influence.checkpoint import Checkpoint
-    from head_influence.files import write_json
+    from head_influence.json_files import write_json
     from head_influence.texts import load_tokenizer
 
     found = greedy_answers(Checkpoint(a.checkpoint), opened(a), a.most)

@@ -8,7 +8,7 @@ from head_influence.curve_console import attributes, context_parser, opened
 
 def main(a):
     from head_influence.curve_budgets import try_budgets
-    from head_influence.layout import read_json
+    from head_influence.json_files import read_json
 
     try_budgets(a.checkpoint, opened(a), a.prefill, read_json(a.plan), a.output, a.scoring, attributes(a))
 

@@ -11,7 +11,7 @@ from head_influence.curve_console import context_parser, opened
 def main(a):
     from head_influence.curve_checks import check_study, open_bench
     from head_influence.curve_table import read_table
-    from head_influence.files import write_json
+    from head_influence.json_files import write_json
 
     bench = open_bench(a.checkpoint, opened(a), a.layer, a.prefill, a.baseline, a.scoring)
     checks = check_study(bench, read_table(a.table), a.tokens, a.curve, a.ratios, a.budgets, a.whole_forward)

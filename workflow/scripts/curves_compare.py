@@ -8,7 +8,7 @@ from head_influence.console import parser, run
 def main(a):
     from head_influence.curve_budgets import compare
     from head_influence.curve_table import read_table
-    from head_influence.layout import read_json
+    from head_influence.json_files import read_json
     from head_influence.summary import write_table
 
     write_table(a.output, compare(read_table(a.table), read_json(a.plan), a.runs))

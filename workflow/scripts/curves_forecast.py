@@ -11,7 +11,7 @@ def main(a):
     from head_influence.checkpoint import Checkpoint
     from head_influence.curve_forecast import forecast, sentence
     from head_influence.curve_study import CurveStudy
-    from head_influence.files import write_json
+    from head_influence.json_files import write_json
 
     study = CurveStudy(a.settings, a.checkpoint)
     contexts, coarse = list(study.tokens.values()), study.heads is None

@@ -7,7 +7,7 @@ from head_influence.console import parser, run
 
 def main(a):
     from head_influence.curve_table import collect, pick_heads
-    from head_influence.files import write_json
+    from head_influence.json_files import write_json
 
     layers = len(a.inputs) // len(a.contexts)
     rows = [a.inputs[i * layers : (i + 1) * layers] for i in range(len(a.contexts))]

@@ -9,7 +9,7 @@ from head_influence.console import parser, run
 def main(a):
     from head_influence.curve_budgets import plan, shares
     from head_influence.curve_table import read_table
-    from head_influence.files import write_json
+    from head_influence.json_files import write_json
 
     planned = plan(read_table(a.table), a.targets)
     for i, path in enumerate(a.shares):

@@ -10,7 +10,7 @@ def main(a):
     from head_influence.curve_report import figure, page
     from head_influence.curve_table import read_table
     from head_influence.drawing import save, start
-    from head_influence.files import write_json
+    from head_influence.json_files import write_json
     from head_influence.upstream import beside_upstream, upstream_words
 
     each = len(a.singles) // len(a.layers)

@@ -7,12 +7,12 @@ from head_influence.console import parser, run
 
 
 def main(a):
-    from head_influence import files
+    from head_influence.json_files import write_json
     from head_influence.record import record
 
     codes = dict(code.split("=") for code in a.codes)
     found = record(json.loads(a.settings), a.checkpoint, a.revision, a.fingerprint, a.cache, codes, a.output.parent)
-    files.write_json(a.output, found)
+    write_json(a.output, found)
 
 
 if __name__ == "__main__":

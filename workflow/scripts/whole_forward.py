@@ -9,6 +9,7 @@ def main(a):
     from head_influence import files
     from head_influence.checkpoint import Checkpoint
     from head_influence.controls import control
+    from head_influence.json_files import write_json
     from head_influence.trace import whole_forward_error
 
     traced = files.read_groups(a.trace, [None, *(f"L{i:02d}" for i in range(a.layers))])
@@ -17,7 +18,7 @@ def main(a):
     checks = {}
     for name, value in errors.items():
         checks |= control(f"text {attributes['text']}", f"whole forward {name}", value, 1e-4)
-    files.write_json(a.output, {"text": attributes["text"], "controls": checks})
+    write_json(a.output, {"text": attributes["text"], "controls": checks})
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ residual input. There is no attention and no delta rule here: those run once, in
 Arrays are float32; N counts residual rows, S sequences, T tokens.
 """
 
+from abc import ABC, abstractmethod
 from functools import cached_property
 
 import numpy as np
@@ -74,7 +75,7 @@ def mlp_shapes(name, hidden, inner):
     }
 
 
-class DecoderLayer:
+class DecoderLayer(ABC):
     """One pre-norm decoder layer: x + branch, then r + MLP(norm(r)).
 
     Attributes
@@ -238,6 +239,7 @@ class DecoderLayer:
         """Repeat the distinct heads of Q, K or V (along `axis`) to the heads that use them."""
         return np.repeat(x, self.heads // x.shape[axis], axis=axis)
 
+    @abstractmethod
     def project(self, x, head=None):
         """Project normed rows, pointwise in tokens.
 
@@ -252,8 +254,8 @@ class DecoderLayer:
         dict
             "q", "k", "v" to (N, distinct heads, D) before everything that looks at positions.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def effective(self, parts, cos, sin, head=None):
         """Effective Q, K, V of whole sequences.
 
@@ -271,4 +273,3 @@ class DecoderLayer:
         dict
             "q", "k", "v" to (S, T, distinct heads, D).
         """
-        raise NotImplementedError
