@@ -65,10 +65,12 @@ def until(condition, seconds=60):
 def slowly(project, part, *arguments, **environment):
     """Start a run and wait until a job has its file complete under a temporary name; return both's process."""
     (project.folder / "slow").write_text(part)
+    left = set(project.folder.rglob("*.part"))  # by an earlier kill, its process perhaps not buried yet
     process = project.start("-j2", *(arguments or ("concentration",)), **environment)
 
     def jobs():
-        found = [int(p.name.split(".")[-2]) for p in project.folder.rglob("*.part") if part in str(p)]
+        new = [path for path in project.folder.rglob("*.part") if part in str(path) and path not in left]
+        found = [int(path.name.split(".")[-2]) for path in new]
         return [job for job in found if Path(f"/proc/{job}").exists()]
 
     return process, until(jobs)[0]
