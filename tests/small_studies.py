@@ -55,12 +55,13 @@ def measured(checkpoint, name, texts=TEXTS, seed=31000):
             "text": text, "language": language, "text_sha256": "0" * 64, "tokens": count, "model": "a <model>",
             "revision": "", "fingerprint": "f" * 16, "code": "tests",
         }  # fmt: skip
-        write_trace(cache / text / "trace.nc", records, last, ids, strings_of(count, first), attributes)
+        write_trace(cache / text, records, last, ids, strings_of(count, first), attributes)
         for j in range(transitions):
             made = {part: cache / text / f"{part}{j}.nc" for part in ("baseline", "changes")}
             single, joint = (folder / kind / text / f"L{j:02d}.nc" for kind in ("single", "joint"))
             own = {"study": name, "code": "tests"}
-            measure_baseline(checkpoint, cache / text / "trace.nc", j, made["baseline"], {"code": "tests"})
+            layers = (cache / text / f"L{layer:02d}.nc" for layer in (j, j + 1))
+            measure_baseline(checkpoint, *layers, made["baseline"], {"code": "tests"})
             measure_single(checkpoint, made["baseline"], single, made["changes"], own)
             measure_joint(checkpoint, made["baseline"], single, made["changes"], joint, seed, i, own)
         singles.append([folder / "single" / text / f"L{j:02d}.nc" for j in range(transitions)])

@@ -41,13 +41,14 @@ def make_study(folder, checkpoint, texts):
             "tokens": len(ids), "model": "tiny", "revision": "", "fingerprint": fingerprint, "code": CODES["trace"],
         }  # fmt: skip
         records, last = trace(Checkpoint(checkpoint), ids)
-        write_trace(cache / f"{text.id}.nc", records, last, ids, strings, top)
+        write_trace(cache / "trace" / text.id, records, last, ids, strings, top)
         for layer in range(layers - 1):
             base, single, joint = (
                 place / kind / text.id / f"L{layer:02d}.nc"
                 for place, kind in ((cache, "baseline"), (results, "single"), (results, "joint"))
             )
-            measure_baseline(checkpoint, cache / f"{text.id}.nc", layer, base, {"code": CODES["baseline"]})
+            layers_traced = (cache / "trace" / text.id / f"L{i:02d}.nc" for i in (layer, layer + 1))
+            measure_baseline(checkpoint, *layers_traced, base, {"code": CODES["baseline"]})
             of_study = {"study": "tiny", "code": CODES["single"]}
             effects.measure_single(checkpoint, base, single, cache / "changes.nc", of_study)
             of_study = {"study": "tiny", "code": CODES["joint"]}
@@ -110,12 +111,12 @@ def change_file(path, change, marked=True):
 
 
 def run(study, singles=6, joints=6, seed=0):
-    return audit.audit(study, Path("cache/text0.nc"), singles, joints, seed)
+    return audit.audit(study, Path("cache/trace/text0"), singles, joints, seed)
 
 
 def failures(study, **options):
     """The failed checks, as "group: name"."""
-    place = Path("cache/text0.nc")
+    place = Path("cache/trace/text0")
     options = {"singles": 6, "joints": 6, "seed": 0} | options
     items, _ = audit.examine(study, place, progress=lambda line: None, **options)
     return {f"{row['group']}: {row['name']}" for row in items.failed()}
@@ -346,21 +347,14 @@ def test_another_checkpoint_in_the_same_place(study):
 
 
 def test_another_trace(study):
-    cache = Path("cache/text0.nc")
-
-    def change(data):
-        group = data.groups["L01"]
-        group.set_auto_maskandscale(False)
-        group["residual_in"][...] = group["residual_in"][...] * np.float32(1.001)
-        group.setncattr(files.MARK, files.content_hash(group))
-
-    change_file(cache, change)
+    path = Path("cache/trace/text0/L01.nc")
+    change_file(path, lambda d: d["residual_in"].__setitem__(..., d["residual_in"][...] * np.float32(1.001)))
     assert failures(study, singles=0, joints=0) == {"whole forward pass: residual stream of the streaming pass"}
 
 
 def test_wrong_logits(study):
-    cache = Path("cache/text0.nc")
-    change_file(cache, lambda d: d["last"].__setitem__(..., d["last"][...] * np.float32(1.001)))
+    path = Path("cache/trace/text0/last.nc")
+    change_file(path, lambda d: d["last"].__setitem__(..., d["last"][...] * np.float32(1.001)))
     assert failures(study, singles=0, joints=0) == {"whole forward pass: logits of the streaming pass"}
 
 

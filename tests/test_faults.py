@@ -265,7 +265,7 @@ DAMAGE = {
     "foreign": None,
 }
 KINDS = {
-    "trace": (".cache/*/*/trace-*/second.nc", [".cache/*/*/baseline-*/second", "results/tiny/*/second"]),
+    "trace": (".cache/*/*/trace-*/second/L01.nc", [".cache/*/*/baseline-*/second", "results/tiny/*/second"]),
     "baseline": (".cache/*/*/baseline-*/second/L01.nc", ["results/tiny/single/second", "results/tiny/joint/second"]),
     "single": ("results/tiny/single/second/L00.nc", ["results/tiny/concentration.nc"]),
 }

@@ -69,20 +69,6 @@ def test_some_variables(written):
     assert list(files.read(written, ["js"], optional=["removed", "absent"])[0]) == ["js", "removed"]
 
 
-def test_groups_are_read_alone(tmp_path):
-    path = tmp_path / "trace.nc"
-    groups = {f"L{i}": ({"x": (("n",), np.arange(i + 1), {})}, {"layer": i}) for i in range(3)}
-    files.write(path, {}, {"study": "s"}, groups)
-    found, attributes = files.read(path, group="L2")
-    assert found["x"].tolist() == [0, 1, 2]
-    assert (attributes["study"], attributes["layer"]) == ("s", 2)
-    with netCDF4.Dataset(path, "a") as data:
-        data.groups["L1"]["x"][0] = 7
-    files.read(path, group="L2")
-    with pytest.raises(StudyError, match="differs from its checksum"):
-        files.read(path, group="L1")
-
-
 def test_equal_content_has_an_equal_mark(tmp_path):
     marks = []
     for name in "ab":
@@ -134,9 +120,7 @@ def test_absent_file_and_folder(tmp_path):
     assert_refused(tmp_path / "L00.nc")
 
 
-def test_another_groups_name(written):
-    with pytest.raises(StudyError, match="not a complete netCDF file"):
-        files.read(written, group="L07")
+def test_absent_variable(written):
     with pytest.raises(StudyError, match="not a complete netCDF file"):
         files.read(written, ["absent"])
 
@@ -155,6 +139,7 @@ def test_another_groups_name(written):
         lambda d: d["relative"].setncattr("units", "percent"),
         lambda d: d.renameVariable("js", "sj"),
         lambda d: d.createVariable("extra", "f4", ("query",)),
+        lambda d: d.createGroup("extra"),
         lambda d: d.setncattr(files.MARK, "0" * 64),
     ],
 )

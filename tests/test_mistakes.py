@@ -69,9 +69,10 @@ def failed_control(tmp_path, name, source, tokens=9):
     """The line with which the baseline's controls stop the study; None if they pass."""
     folder, ids = tiny.checkpoint(name), tiny.token_ids(tokens)
     records, last = trace(Checkpoint(folder), ids)
-    write_trace(tmp_path / "trace.nc", records, last, ids, list("x" * tokens), {"text": "mistaken"})
+    write_trace(tmp_path, records, last, ids, list("x" * tokens), {"text": "mistaken"})
     try:
-        baseline.measure_baseline(folder, tmp_path / "trace.nc", source, tmp_path / "baseline.nc", {})
+        layers = (tmp_path / f"L{layer:02d}.nc" for layer in (source, source + 1))
+        baseline.measure_baseline(folder, *layers, tmp_path / "baseline.nc", {})
     except StudyError as error:
         return str(error)
 

@@ -50,7 +50,7 @@ def study(workspace, **model):
 
 
 def traces(workspace):
-    return list((workspace / ".cache").glob("*/*/trace-*/a.nc"))
+    return list((workspace / ".cache").glob("*/*/trace-*/a/last.nc"))
 
 
 @pytest.mark.slow

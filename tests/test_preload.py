@@ -1,5 +1,6 @@
-"""The server that starts programs with their imports loaded: it changes nothing but the time, and survives nothing."""
+"""The servers that start programs with their imports loaded: they change nothing but the time, and survive nothing."""
 
+import json
 import os
 import signal
 import socket
@@ -9,42 +10,45 @@ import tempfile
 import time
 from pathlib import Path
 
+import launch
 import preload
 import pytest
+from launch import VARIABLE
 
 PRELOAD = Path(preload.__file__)
+SERVERS = {"json": "json", "decimal": "json,decimal", "half": "json,no_such_module", "none": "no_such_module"}
 SCHEDULER = """
-import os, sys
+import json, os, sys
 sys.path.insert(0, sys.argv[1])
 import preload
-preload.start()
+preload.start(json.loads(sys.argv[2]))
 print(os.environ.get(preload.VARIABLE), flush=True)
 sys.stdin.read()
 """
 
 
 class Scheduler:
-    """A process that starts a server, as Snakemake does, in a folder for temporary files."""
+    """A process that starts servers, as Snakemake does, in a folder for temporary files."""
 
     def __init__(self, folder):
         self.folder = folder
         self.environment = os.environ | {"TMPDIR": str(folder), "PYTHONPATH": str(PRELOAD.parent)}
-        self.environment.pop(preload.VARIABLE, None)
-        command = [sys.executable, "-c", SCHEDULER, PRELOAD.parent]
+        self.environment.pop(VARIABLE, None)
+        command = [sys.executable, "-c", SCHEDULER, PRELOAD.parent, json.dumps(SERVERS)]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         self.process = subprocess.Popen(command, env=self.environment, **pipes)
         variable = self.process.stdout.readline().strip()
-        self.address = variable.partition(":")[2]
-        self.environment[preload.VARIABLE] = variable
+        self.address = f"{variable.partition(':')[2]}/json"
+        self.environment[VARIABLE] = variable
 
     def program(self, code):
         path = self.folder / f"program{len(list(self.folder.iterdir()))}.py"
         path.write_text(code)
         return path
 
-    def start(self, code, *arguments, modules="json", **options):
-        """Start `run` with a program, as a rule's shell command does."""
-        command = [sys.executable, "-I", "-S", PRELOAD, "run", modules, self.program(code), *arguments]
+    def start(self, code, *arguments, server="json", **options):
+        """Start the launcher with a program, as a rule's shell command does."""
+        command = [sys.executable, "-I", "-S", launch.__file__, server, self.program(code), *arguments]
         options = {"stdin": subprocess.DEVNULL, "cwd": self.folder, "env": self.environment} | options
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
 
@@ -53,9 +57,9 @@ class Scheduler:
         output, errors = process.communicate(timeout=60)
         return process.returncode, output, errors
 
-    def server(self):
-        """Process id of the server, as a program that it runs sees it."""
-        found = int(self.run("import os; print(os.getppid())")[1])
+    def server(self, name="json"):
+        """Process id of a server, as a program that it runs sees it."""
+        found = int(self.run("import os; print(os.getppid())", server=name)[1])
         assert found != os.getpid(), "the program was not served"
         return found
 
@@ -101,7 +105,7 @@ print("problem", file=sys.stderr)
 def test_a_program_finds_what_it_would_find(scheduler, served, tmp_path):
     """Arguments, folder, environment, search path and the three streams are the same with and without the server."""
     (tmp_path / "input").write_text("typed")
-    environment = scheduler.environment | {"OWN": "ä\udc80"} | ({} if served else {preload.VARIABLE: ""})
+    environment = scheduler.environment | {"OWN": "ä\udc80"} | ({} if served else {VARIABLE: ""})
     with (tmp_path / "input").open() as typed:
         status, output, errors = scheduler.run(WHERE, "a b", "--ü", env=environment, stdin=typed)
     assert status == 0
@@ -113,16 +117,16 @@ def test_a_program_finds_what_it_would_find(scheduler, served, tmp_path):
 
 def test_imports_are_there_already(scheduler):
     loaded = "import sys; print('decimal' in sys.modules)"
-    assert scheduler.run(loaded, modules="json,decimal")[1] == "True\n"
-    assert scheduler.run(loaded, modules="json,decimal", env=scheduler.environment | {preload.VARIABLE: ""})[1] == (
-        "False\n"
-    )
+    assert scheduler.run(loaded, server="decimal")[1] == "True\n"
+    assert scheduler.run(loaded, server="json")[1] == "False\n"
+    assert scheduler.run(loaded, server="decimal", env=scheduler.environment | {VARIABLE: ""})[1] == "False\n"
 
 
 def test_it_is_forked_and_not_started(scheduler):
-    server = scheduler.server()
-    assert server != os.getpid()
-    assert PRELOAD.name in Path(f"/proc/{server}/cmdline").read_text()
+    servers = [scheduler.server(), scheduler.server("decimal")]
+    assert len({*servers, os.getpid()}) == 3
+    for server in servers:
+        assert PRELOAD.name in Path(f"/proc/{server}/cmdline").read_text()
 
 
 @pytest.mark.parametrize(
@@ -146,13 +150,14 @@ def test_how_it_ended(scheduler, code, status, said):
 
 def test_without_a_server_it_starts_by_itself(tmp_path, scheduler):
     for value in ("", f"{os.getpid()}:{tmp_path / 'nothing here'}"):
-        environment = scheduler.environment | {preload.VARIABLE: value}
+        environment = scheduler.environment | {VARIABLE: value}
         assert scheduler.run("import os; print(os.getppid())", env=environment)[1] == f"{os.getpid()}\n"
 
 
 def test_what_cannot_be_imported_is_left_to_the_program(scheduler):
-    assert scheduler.run("print('runs')", modules="json,no_such_module") == (0, "runs\n", "")
-    assert scheduler.run("import no_such_module", modules="no_such_module")[2].endswith("named 'no_such_module'\n")
+    for server in ("half", "none", "unknown"):
+        assert scheduler.run("print('runs')", server=server) == (0, "runs\n", "")
+    assert scheduler.run("import no_such_module", server="none")[2].endswith("named 'no_such_module'\n")
     assert scheduler.run("print('still there')") == (0, "still there\n", "")
 
 
@@ -179,7 +184,7 @@ print("done")
 
 @pytest.fixture
 def slow(scheduler, tmp_path):
-    """A program that the server runs until the file `mark.go` is there: its `run`, its process and its mark."""
+    """A program that the server runs until the file `mark.go` is there: its launcher, its process and its mark."""
     mark = tmp_path / "mark"
     run = scheduler.start("import os\nopen('pid', 'w').write(str(os.getpid()))\n" + SLOW, str(mark))
     until(mark.exists)
@@ -198,7 +203,7 @@ def test_after_the_death_of_the_server_the_program_starts_again(scheduler, slow)
 
 
 @pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
-def test_a_program_ends_with_its_run(slow, by):
+def test_a_program_ends_with_its_launcher(slow, by):
     run, job, _ = slow
     run.send_signal(by)
     until(lambda: not alive(job))
@@ -232,16 +237,16 @@ def test_a_temporary_folder_with_a_long_name(tmp_path):
     folder = tmp_path / ("x" * 100)
     folder.mkdir()
     found = Scheduler(folder)
-    assert found.environment[preload.VARIABLE] == "None"
+    assert found.environment[VARIABLE] == "None"
     found.process.communicate("")
     assert not list(folder.iterdir())
 
 
 def test_a_temporary_folder_that_is_not_there(tmp_path, monkeypatch):
-    monkeypatch.delenv(preload.VARIABLE, raising=False)
+    monkeypatch.delenv(VARIABLE, raising=False)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nothing"))
-    preload.start()
-    assert preload.VARIABLE not in os.environ
+    preload.start(SERVERS)
+    assert VARIABLE not in os.environ
 
 
 def test_many_at_once(scheduler):

@@ -127,15 +127,13 @@ def test_half_precision_checkpoints_are_computed_in_float32(name):
 def test_written_trace_reads_back(tmp_path):
     folder, ids = tiny.checkpoint("hybrid"), tiny.token_ids(5)
     records, last = trace(Checkpoint(folder), ids)
-    path = tmp_path / "text.nc"
-    write_trace(path, records, last, ids, list("abcd注"), {"text": "a"})
-    top, attributes = files.read(path)
-    assert top["token_id"].tolist() == ids
-    assert top["token"].tolist() == list("abcd注")
-    assert (top["last"] == last).all()
-    assert attributes["text"] == "a"
-    for i, record in enumerate(records):
-        found, own = files.read(path, group=f"L{i:02d}")
+    write_trace(tmp_path, records, last, ids, list("abcd注"), {"text": "a"})
+    parts = {f"L{i:02d}": (i, record, record.get("scaling", 1.0)) for i, record in enumerate(records)}
+    for part, (layer, record, scaling) in (parts | {"last": (None, {"last": last}, None)}).items():
+        found, attributes = files.read(tmp_path / f"{part}.nc")
+        assert found.pop("token_id").tolist() == ids
+        assert found.pop("token").tolist() == list("abcd注")
         assert set(found) == set(record) - {"scaling"}
-        assert all((found[n] == record[n]).all() for n in found)
-        assert own["scaling"] == record.get("scaling", 1.0)
+        assert all((found[name] == record[name]).all() for name in found)
+        assert attributes["text"] == "a"
+        assert (attributes.get("layer"), attributes.get("scaling")) == (layer, scaling)

@@ -12,6 +12,7 @@ from collections import Counter
 from functools import cache
 from pathlib import Path
 
+import launch
 import models_tiny as tiny
 import preload
 import pytest
@@ -95,8 +96,8 @@ class Project:
     def dry_run(self, *arguments):
         """Run Snakemake with -n, forked from a process that has imported it: that takes a third of the time."""
         address, program = importer()
-        environment = self.environment() | {preload.VARIABLE: address}
-        command = [sys.executable, "-I", "-S", preload.__file__, "run", "snakemake.cli,jsonschema", program, "-n"]
+        environment = self.environment() | {launch.VARIABLE: address}
+        command = [sys.executable, "-I", "-S", launch.__file__, "planning", program, "-n"]
         return subprocess.run(
             [*command, *(arguments or ("concentration",))], cwd=self.folder, env=environment, check=False,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300,
@@ -150,9 +151,9 @@ def importer():
     program.write_text("from snakemake.cli import main\n\nmain()\n", encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(ROOT / "workflow"))
-        patch.delenv(preload.VARIABLE, raising=False)
-        preload.start()
-        return os.environ.pop(preload.VARIABLE), str(program)
+        patch.delenv(launch.VARIABLE, raising=False)
+        preload.start({"planning": "snakemake.cli,jsonschema"})
+        return os.environ.pop(launch.VARIABLE), str(program)
 
 
 def planned(output):

@@ -1,34 +1,39 @@
-"""Start the workflow's programs from a process that has their imports loaded already.
+"""Servers that start the workflow's programs with their imports loaded already.
 
-    python -I -S preload.py serve SOCKET FILE       started by the Snakefile, once for a run
-    python -I -S preload.py run MODULES PROGRAM ... what a rule's shell command calls
-    HEAD_INFLUENCE_SERVER= snakemake ...            a run without it
+    preload.start({"numpy": "numpy,netCDF4"})       in the Snakefile, once for a run; launch.py says how they are used
+    HEAD_INFLUENCE_SERVER= snakemake ...            a run without them
 
-Importing numpy, netCDF4 or torch costs a small job several times its arithmetic. `run` hands the program to the server
-named by HEAD_INFLUENCE_SERVER, which imports MODULES (comma-separated) once and forks. Without that variable, or when
-the server does not answer (on a cluster, after a crash), `run` becomes the program by an ordinary start; so it does
-when the server is killed while the program runs, for a program writes its file whole or not at all. Nothing survives:
-the server ends when the process that started it does (the variable names both), kills the jobs that run then, kills a
-job whose `run` has gone, and removes its socket.
+Importing numpy, netCDF4 or torch costs a small job several times its arithmetic. A server imports its modules at its
+first program and forks for each; one that has torch in it forks ten times slower, so that the programs which need none
+have one of their own. Nothing survives: a server ends when the process that started it does (the variable names that
+and the sockets' folder), kills the jobs that run then, kills a job whose launcher has gone, and removes its socket.
 """
 
-# A start is counted in milliseconds: nothing is imported that is not needed, pathlib neither.
-# ruff: noqa: PTH100, PTH106, PTH108, PTH109, PTH118, PTH120
+import ctypes
 import marshal
 import os
+import runpy
+import select
 import signal
 import socket
 import sys
+from contextlib import suppress
+from pathlib import Path
 
-VARIABLE = "HEAD_INFLUENCE_SERVER"
+from launch import KILLED, VARIABLE
+
 LONGEST_ADDRESS = 100  # bytes of a socket's path that every system takes
-KILLED = 128 + signal.SIGKILL
 
 
-def start():
-    """Start the server of this process, which ends with it, and name it in the environment.
+def start(servers):
+    """Start this process's servers, which end with it, and name them in the environment.
 
     Where that is impossible, or the variable is there already, every job starts as an ordinary program.
+
+    Parameters
+    ----------
+    servers : dict
+        Name to the modules that its programs import, separated by commas.
     """
     import atexit
     import subprocess
@@ -37,60 +42,40 @@ def start():
     if VARIABLE in os.environ:
         return
     try:
-        folder = tempfile.mkdtemp(prefix="head-influence-")
+        folder = Path(tempfile.mkdtemp(prefix="head-influence-"))
     except OSError:
         return
-    address = os.path.join(folder, "socket")
-    if len(os.fsencode(address)) > LONGEST_ADDRESS:
-        os.rmdir(folder)
+    addresses = [str(folder / name) for name in servers]
+    if max(len(os.fsencode(address)) for address in addresses) > LONGEST_ADDRESS:
+        folder.rmdir()
         return
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(address)
-        listener.listen(256)
-        file = listener.fileno()
-        command = [sys.executable, "-I", "-S", __file__, "serve", address, str(file)]
-        server = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, pass_fds=[file])
-    os.environ[VARIABLE] = f"{os.getpid()}:{address}"
+    processes = []
+    for address, modules in zip(addresses, servers.values(), strict=True):
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(address)
+            listener.listen(256)
+            file = listener.fileno()
+            command = [sys.executable, "-s", __file__, address, str(file), modules]
+            processes.append(subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, pass_fds=[file]))
+    os.environ[VARIABLE] = f"{os.getpid()}:{folder}"
 
     @atexit.register
     def stop():
-        server.stdin.close()  # what it ends by, however this process ends
-        server.wait()
-
-
-def run(modules, arguments):
-    """Run a program through the server, or become it."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # an interrupt ends this quietly, and with it the job
-    scheduler, _, path = os.environ.get(VARIABLE, "").partition(":")
-    if path:
-        try:
-            with socket.socket(socket.AF_UNIX) as connection:
-                connection.connect(path)
-                request = marshal.dumps((modules, arguments, os.getcwd(), dict(os.environ)))
-                socket.send_fds(connection, [len(request).to_bytes(8, "little")], [0, 1, 2])
-                connection.sendall(request)
-                if status := connection.recv(1):  # none: the server is no more
-                    return status[0]
-        except OSError:
-            pass
-        try:
-            os.kill(int(scheduler), 0)
-        except (ProcessLookupError, ValueError):
-            return KILLED  # what wanted this program is no more, either
-    os.execv(sys.executable, [sys.executable, "-s", *arguments])
+        for server in processes:
+            server.stdin.close()  # what it ends by, however this process ends
+        for server in processes:
+            server.wait()
 
 
 class Server:
     """Forks a job for every request; single-threaded, so that forking is safe."""
 
-    def __init__(self, listener):
-        self.listener = listener
-        self.connections = {}  # job's process id -> connection of its `run`
+    def __init__(self, listener, modules):
+        self.listener, self.modules = listener, modules
+        self.connections = {}  # job's process id -> connection of its launcher
 
     def serve(self):
         """Serve until the process that holds the other end of standard input is gone."""
-        import select
-
         wake, waker = socket.socketpair()
         for end in (wake, waker):
             end.setblocking(False)
@@ -131,9 +116,10 @@ class Server:
                 if not part:
                     raise OSError("the request ended early")
                 data += part
-            modules, arguments, folder, environment = marshal.loads(data)
-            for name in modules.split(","):
-                __import__(name)
+            arguments, folder, environment = marshal.loads(data)
+            while self.modules:
+                __import__(self.modules[0])
+                del self.modules[0]
             job = os.fork()
         except Exception:  # whatever it is, an ordinary start shows it better
             connection.close()
@@ -163,9 +149,7 @@ class Server:
             os.environ.clear()
             os.environ.update(environment)
             sys.argv = arguments
-            sys.path[0] = os.path.dirname(os.path.abspath(arguments[0]))
-            import runpy
-
+            sys.path[0] = str(Path(arguments[0]).absolute().parent)
             runpy.run_path(arguments[0], run_name="__main__")
             status = 0
         except SystemExit as stop:
@@ -199,14 +183,14 @@ class Server:
                 answer(connection, code if code >= 0 else 128 - code)
 
     def _abandoned(self, file):
-        """A `run` sends nothing more: readable means that it has gone, and its job goes too."""
+        """A launcher sends nothing more: readable means that it has gone, and its job goes too."""
         for job, connection in self.connections.items():
             if connection.fileno() == file:
                 os.kill(job, signal.SIGKILL)
 
 
 def answer(connection, status):
-    """Tell a `run`, which may have gone, how its program ended."""
+    """Tell a launcher, which may have gone, how its program ended."""
     try:
         connection.sendall(bytes([status]))
     except OSError:
@@ -217,31 +201,21 @@ def answer(connection, status):
 def die_with_parent():
     """Ask the kernel to kill this process when its parent dies, where it can (Linux)."""
     try:
-        import ctypes
-
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-    except (OSError, AttributeError, ImportError):
+    except (OSError, AttributeError):
         pass
 
 
-def serve(address, file):
-    """Serve on a listening socket (its file number) until standard input ends; then remove its folder."""
-    import site
-
+def serve(address, file, modules):
+    """Serve on a listening socket (its file number) until standard input ends; then remove it."""
     try:
-        site.main()  # started with -S like `run`: packages are wanted here
-        sys.path[:0] = ["", os.environ["PYTHONPATH"]]  # the first is the place of a program's own folder
-        Server(socket.socket(fileno=file)).serve()
+        Server(socket.socket(fileno=file), modules).serve()
     finally:
-        try:
-            os.unlink(address)
-            os.rmdir(os.path.dirname(address))
-        except FileNotFoundError:  # somebody has tidied up already
-            pass
+        with suppress(OSError):  # somebody has tidied up already, or another server has its socket there
+            Path(address).unlink()
+            Path(address).parent.rmdir()
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "serve":
-        serve(sys.argv[2], int(sys.argv[3]))
-    else:
-        sys.exit(run(sys.argv[2], sys.argv[3:]))
+    serve(sys.argv[1], int(sys.argv[2]), sys.argv[3].split(","))
+    os._exit(0)  # taking torch's modules down would keep the run waiting

@@ -151,15 +151,15 @@ def check_files(items, expected, transitions, progress):
 def check_trace(items, expected, model, trace):
     """First text: where the trace is from, and, if the model is in memory, its pass against the model's own."""
     text, ids, _ = expected.texts[0]
-    top, attributes = files.read(trace, ["last"])
+    top, attributes = files.read(trace / "last.nc", ["last"])
     made_from = {"code": expected.codes["trace"], "fingerprint": expected.fingerprint, "text_sha256": text.sha256}
-    check_attributes(items, trace, attributes, made_from)
+    check_attributes(items, trace / "last.nc", attributes, made_from)
     if not expected.whole_forward:
         return
     items.group = "whole forward pass"
     baseline, _, logits = model.observe(ids)
     for layer, whole in enumerate(baseline):
-        found = files.read(trace, ["residual_in"], group=f"L{layer:02d}")[0]["residual_in"]
+        found = files.read(trace / f"L{layer:02d}.nc", ["residual_in"])[0]["residual_in"]
         error = scaled(found, whole["residual_in"])
         items.add("residual stream of the streaming pass", error, FORWARD, f"text {text.id}, layer {layer}")
     error = scaled(model.logits(top["last"]), logits)
@@ -211,8 +211,8 @@ def audit(expected, trace, singles, joints, seed, progress=lambda line: None):
     Parameters
     ----------
     expected : Expected
-    trace : path
-        Trace of the first text.
+    trace : Path
+        Folder with the trace of the first text.
     singles, joints : int
         Size of the recomputed sample.
     seed : int

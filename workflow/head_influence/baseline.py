@@ -11,15 +11,16 @@ from head_influence.families import layer_of
 CHECKED = 1e-5  # limit of the controls that compare with the model's own modules
 
 
-def measure_baseline(checkpoint_folder, trace, index, output, attributes):
-    """Write the baseline cache of the transition from layer `index` to the next.
+def measure_baseline(checkpoint_folder, source_trace, recipient_trace, output, attributes):
+    """Write the baseline cache of the transition between two layers, given the traces of both.
 
     Contributions of the source heads, and the recipient's Q, K, V and softmax rows, recomputed by the intervention
     arithmetic with nothing removed; the controls compare them with what the model's own modules produced.
     """
     checkpoint = Checkpoint(checkpoint_folder)
-    traced = files.read_groups(trace, [None, f"L{index:02d}", f"L{index + 1:02d}"])
-    (tokens, _), (before, inherit), (after, recipient_attributes) = traced
+    before, inherit = files.read(source_trace)
+    after, recipient_attributes = files.read(recipient_trace)
+    index = int(inherit["layer"])
     source, recipient = layer_of(checkpoint, index), layer_of(checkpoint, index + 1)
     where = f"text {inherit['text']}, transition {index}"
     contribution = source.contributions(before["head_values"])
@@ -35,7 +36,8 @@ def measure_baseline(checkpoint_folder, trace, index, output, attributes):
     parts = recipient.project(transition.recomputed(rows, np.arange(transition.tokens)))
     vectors = recipient.effective({c: x[None] for c, x in parts.items()}, transition.cos, transition.sin)
     checks = control(where, "branch sum", exceeds(branch, before["branch_out"]), CHECKED)
-    data = {"residual_in": before["residual_in"], "branch_out": before["branch_out"], "contribution": contribution}
+    data = {name: before[name] for name in ("residual_in", "branch_out", "token_id", "token")}
+    data["contribution"] = contribution
     for c in VECTORS:
         data[c] = recipient.slots(vectors[c][0], axis=1)
         checks |= control(where, f"recomputed {c}", exceeds(data[c], after[c]), CHECKED)
@@ -47,7 +49,7 @@ def measure_baseline(checkpoint_folder, trace, index, output, attributes):
         "source_layer": index, "recipient_layer": index + 1, "source_kind": source.kind,
         "recipient_kind": recipient.kind, "scaling": transition.scaling, "stage": "baseline",
     }  # fmt: skip
-    files.write(output, _variables(data | tokens), inherited(inherit) | own | checks | attributes)
+    files.write(output, _variables(data), inherited(inherit) | own | checks | attributes)
 
 
 TITLES = {

@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 import sys
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import netCDF4
@@ -32,8 +32,7 @@ def loaded_packages():
 def content_hash(data, values=None):
     """Hash the names, types, shapes, bytes and attributes of a dataset, without the completion mark.
 
-    Of its groups only their own marks count, so that one group can be read and verified alone. The variables' values,
-    which have to be read for it, are added to the dict `values` where one is given.
+    The variables' values, which have to be read for it, are added to the dict `values` where one is given.
     """
     digest = hashlib.sha256()
 
@@ -52,12 +51,12 @@ def content_hash(data, values=None):
         digest.update("\0".join(found.ravel()).encode() if variable.dtype is str else np.ascontiguousarray(found))
         if values is not None:
             values[name] = found
-    for name in sorted(data.groups):
-        digest.update(f"{name}={data.groups[name].getncattr(MARK)}".encode())
+    for name in sorted(data.groups):  # none of this study's files has any
+        digest.update(f"{name}/".encode())
     return digest.hexdigest()
 
 
-def write(path, variables, attributes, groups=None):
+def write(path, variables, attributes):
     """Write a netCDF4 file atomically.
 
     Parameters
@@ -69,8 +68,6 @@ def write(path, variables, attributes, groups=None):
         dimension is a coordinate. Values are numeric arrays or lists of strings.
     attributes : dict
         Global attributes; what is not a number or string is stored as JSON. Versions are added.
-    groups : dict, optional
-        Group name to (variables, attributes); a group has dimensions of its own.
 
     Raises
     ------
@@ -89,11 +86,6 @@ def write(path, variables, attributes, groups=None):
                 | attributes,
             )
             _fill(data, variables)
-            for name, (inner, own) in (groups or {}).items():
-                group = data.createGroup(name)
-                _set_attributes(group, own)
-                _fill(group, inner)
-                group.setncattr(MARK, content_hash(group))
             data.sync()
             data.setncattr(MARK, content_hash(data))
         temporary.chmod(0o644)
@@ -147,7 +139,7 @@ def _fill(data, variables):
         _set_attributes(variable, attributes)
 
 
-def read(path, names=None, optional=(), group=None):
+def read(path, names=None, optional=()):
     """Read a file that `write` made.
 
     Parameters
@@ -157,8 +149,6 @@ def read(path, names=None, optional=(), group=None):
         Only these variables; all otherwise.
     optional : sequence of str
         Further variables, left out where the file has none of that name.
-    group : str, optional
-        Read this group; its attributes are added to the file's.
 
     Returns
     -------
@@ -169,42 +159,18 @@ def read(path, names=None, optional=(), group=None):
     StudyError
         If the file is absent, unreadable, without its completion mark, or any byte of it has changed since.
     """
-    with _opened(path) as data:
-        return _verified(data, path, names, optional, group)
-
-
-def read_groups(path, groups):
-    """Read the file itself (None) and some of its groups, opening it once: that takes time for every group it has.
-
-    Returns
-    -------
-    list of (variables, attributes)
-        As `read` returns them, with its errors.
-    """
-    with _opened(path) as data:
-        return [_verified(data, path, group=group) for group in groups]
-
-
-@contextmanager
-def _opened(path):
+    found = {}
     try:
         with netCDF4.Dataset(Path(path)) as data:
-            yield data
+            mark = data.getncattr(MARK) if MARK in data.ncattrs() else None
+            if mark is None or mark != content_hash(data, found):
+                fault = "no completion mark" if mark is None else "content differs from its checksum"
+                raise StudyError(f"{path}: {fault}; delete the file and run the same command again")
+            attributes = {key: data.getncattr(key) for key in data.ncattrs()}
+            wanted = found if names is None else [*names, *(name for name in optional if name in found)]
+            return {name: found[name] for name in wanted}, attributes
     except (OSError, RuntimeError, KeyError, IndexError, AttributeError) as error:
         raise StudyError(
             f"{path}: not a complete netCDF file of this study ({error}); "
             "delete the file and run the same command again"
         ) from error
-
-
-def _verified(data, path, names=None, optional=(), group=None):
-    holders = [data] if group is None else [data, data.groups[group]]
-    for holder in holders:
-        found = {}
-        mark = holder.getncattr(MARK) if MARK in holder.ncattrs() else None
-        if mark is None or mark != content_hash(holder, found):
-            fault = "no completion mark" if mark is None else "content differs from its checksum"
-            raise StudyError(f"{path}: {fault}; delete the file and run the same command again")
-    attributes = {key: holder.getncattr(key) for holder in holders for key in holder.ncattrs()}
-    wanted = found if names is None else [*names, *(name for name in optional if name in found)]
-    return {name: found[name] for name in wanted}, attributes

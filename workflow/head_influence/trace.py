@@ -2,6 +2,7 @@
 
 import inspect
 from contextlib import ExitStack
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -182,12 +183,26 @@ def scaled_error(found, expected):
     return error / (float(np.abs(expected).max()) or 1.0)
 
 
-def write_trace(path, records, last, ids, strings, attributes):
-    """Write a traced text: one group per layer.
+SHAPES = {
+    "residual_in": ("residual stream that enters the layer", ("query", "hidden")),
+    "head_values": ("input of the output projection, head by head", ("query", "head_channel")),
+    "branch_out": ("output of the token mixer, bias included", ("query", "hidden")),
+    "q": ("effective queries", ("query", "head", "key_dim")),
+    "k": ("effective keys, repeated to the heads that use them", ("query", "head", "key_dim")),
+    "v": ("effective values, repeated to the heads that use them", ("query", "head", "value_dim")),
+    "cos": ("cosines of the rotary embedding", ("query", "rotary_dim")),
+    "sin": ("sines of the rotary embedding", ("query", "rotary_dim")),
+    "retrieval": ("causal softmax rows", ("head", "query", "key")),
+    "last": ("output of the final norm", ("query", "hidden")),
+}
+
+
+def write_trace(folder, records, last, ids, strings, attributes):
+    """Write a traced text: a file for each layer, `L00.nc` and so on, and `last.nc` with what follows them.
 
     Parameters
     ----------
-    path : path
+    folder : path
     records : list of dict
         From `trace`.
     last : array (T, hidden)
@@ -195,26 +210,16 @@ def write_trace(path, records, last, ids, strings, attributes):
     ids, strings : list
         Token ids and what they cover.
     attributes : dict
+        Of every file.
     """
-    shapes = {
-        "residual_in": ("residual stream that enters the layer", ("query", "hidden")),
-        "head_values": ("input of the output projection, head by head", ("query", "head_channel")),
-        "branch_out": ("output of the token mixer, bias included", ("query", "hidden")),
-        "q": ("effective queries", ("query", "head", "key_dim")),
-        "k": ("effective keys, repeated to the heads that use them", ("query", "head", "key_dim")),
-        "v": ("effective values, repeated to the heads that use them", ("query", "head", "value_dim")),
-        "cos": ("cosines of the rotary embedding", ("query", "rotary_dim")),
-        "sin": ("sines of the rotary embedding", ("query", "rotary_dim")),
-        "retrieval": ("causal softmax rows", ("head", "query", "key")),
+    tokens = token_coordinates(ids, strings)
+    parts = {
+        f"L{i:02d}": (found, {"layer": i, "scaling": found.get("scaling", 1.0)}) for i, found in enumerate(records)
     }
-    groups = {}
-    for layer, found in enumerate(records):
+    for part, (found, own) in (parts | {"last": ({"last": last}, {})}).items():
         variables = {
             name: (dims, found[name], {"long_name": title, "units": ONE})
-            for name, (title, dims) in shapes.items()
+            for name, (title, dims) in SHAPES.items()
             if name in found
         }
-        groups[f"L{layer:02d}"] = variables, {"layer": layer, "scaling": found.get("scaling", 1.0)}
-    top = token_coordinates(ids, strings)
-    top["last"] = (("query", "hidden"), last, {"long_name": "output of the final norm", "units": ONE})
-    files.write(path, top, attributes, groups)
+        files.write(Path(folder) / f"{part}.nc", variables | tokens, own | attributes)

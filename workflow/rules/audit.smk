@@ -45,12 +45,13 @@ rule audit_study:
         joints=STUDY.settings["audit"]["joints"],
         seed=STUDY.settings["audit"]["seed"],
         code=AUDIT_CODE,
+        trace=lambda w, input: str(Path(input.trace[0]).parent),
     message:
         "Auditing {STUDY.name}"
     shell:
         "{TORCH}/audit.py --study {params.study:q} --checkpoint {params.checkpoint:q}"
         " --fingerprint {params.fingerprint} --texts {params.texts:q}"
-        " --tokens {params.tokens} --trace {input.trace:q} --codes {params.codes}"
+        " --tokens {params.tokens} --trace {params.trace:q} --codes {params.codes}"
         " --random-seed {params.random_seed} --small-total-vectors {params.vectors} --small-total-js {params.js}"
         " {params.whole} --singles {params.singles} --joints {params.joints} --seed {params.seed}"
         " --log {log:q} {output:q}"

@@ -5,7 +5,8 @@ WEIGHTS_CODE = STUDY.code("control_weights", "scripts.control_weights")
 
 rule whole_forward:
     input:
-        trace_of(STUDY.variants[STUDY.name], TEXTS[0]),
+        layers=trace_of(STUDY.variants[STUDY.name], TEXTS[0])[:-1],
+        last=trace_of(STUDY.variants[STUDY.name], TEXTS[0])[-1],
     output:
         f"results/{STUDY.name}/whole_forward.json",
     log:
@@ -17,12 +18,12 @@ rule whole_forward:
         mem_mb=9000,
     params:
         checkpoint=STUDY.folder,
-        layers=STUDY.layers,
         code=FORWARD_CODE,
     message:
         "Comparing the layer-by-layer pass of the first text with the whole model's own forward pass"
     shell:
-        "{TORCH}/whole_forward.py --checkpoint {params.checkpoint:q} --trace {input:q} --layers {params.layers} --log {log:q} {output:q}"
+        "{TORCH}/whole_forward.py --checkpoint {params.checkpoint:q} --layers {input.layers:q} --last {input.last:q}"
+        " --log {log:q} {output:q}"
 
 
 rule control_weights:

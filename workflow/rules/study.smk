@@ -7,12 +7,15 @@ from head_influence import claims
 TEXTS = [text.id for text in STUDY.texts]
 LAYERS = STUDY.transitions()
 MODELLING = f"transformers.models.{STUDY.family}.modeling_{STUDY.family}"
-# How rules start a program: with its imports loaded already, where the server of this run answers (see preload.py).
+# How rules start a program: with its imports loaded already, where a server of this run answers (see launch.py).
 # Such a job is no child of its shell command, so `benchmark:` would not see it; each writes a table beside its log.
-LAUNCH = shlex.join([sys.executable, "-I", "-S", str(WORKFLOW / "preload.py"), "run"])
+SERVERS = {
+    "numpy": "numpy,netCDF4,head_influence.console,head_influence.effects,head_influence.table",
+    "torch": f"numpy,netCDF4,torch,transformers,{MODELLING}",
+}
+LAUNCH = shlex.join([sys.executable, "-I", "-S", str(WORKFLOW / "launch.py")])
 SCRIPTS = shlex.quote(str(WORKFLOW / "scripts"))
-NUMPY = f"{LAUNCH} numpy,netCDF4,head_influence.console,head_influence.effects,head_influence.table {SCRIPTS}"
-TORCH = f"{LAUNCH} numpy,netCDF4,torch,transformers,{MODELLING} {SCRIPTS}"
+NUMPY, TORCH = (f"{LAUNCH} {server} {SCRIPTS}" for server in ("numpy", "torch"))
 
 
 wildcard_constraints:
@@ -94,4 +97,7 @@ onstart:
     except StudyError as error:
         sys.exit(f"head-influence: {error}")
     if workflow.local_exec:  # on a cluster a job runs elsewhere, where no server of this process can be
-        preload.start()
+        preload.start(SERVERS)
+        # Snakemake's limit of job starts is for clusters. Under it every job that ends adds, for the rest of the run, one
+        # more weighing of all ready jobs a second.
+        workflow.scheduler.job_rate_limiter = None

@@ -1,6 +1,7 @@
 # One pass of every text through the model's own modules, and what each transition's interventions start from.
 TRACE_CODE = STUDY.code("trace", "texts", "scripts.trace")
 BASELINE_CODE = STUDY.code("trace", "texts", "scripts.trace", "baseline", "scripts.baseline")
+TRACED = [*(f"L{layer:02d}" for layer in range(STUDY.layers)), "last"]
 CACHE = f"{STUDY.cache}/{{fingerprint}}/{{window}}"
 
 
@@ -10,7 +11,9 @@ wildcard_constraints:
 
 
 def trace_of(variant, text):
-    return STUDY.cached(variant, "trace", TRACE_CODE, text) + ".nc"
+    """Files of a traced text: of every layer, and of what follows them."""
+    folder = STUDY.cached(variant, "trace", TRACE_CODE, text)
+    return [f"{folder}/{part}.nc" for part in TRACED]
 
 
 def baseline_cache(variant, text, layer):
@@ -33,7 +36,7 @@ rule trace_text:
     input:
         weights=lambda w: weights(variant_of(w)),
     output:
-        update(f"{CACHE}/trace-{TRACE_CODE[:8]}/{{text}}.nc"),
+        [update(f"{CACHE}/trace-{TRACE_CODE[:8]}/{{text}}/{part}.nc") for part in TRACED],
     log:
         f"logs/cache/{{fingerprint}}/{{window}}/{{text}}/trace-{TRACE_CODE[:8]}.log",
     conda:
@@ -50,17 +53,19 @@ rule trace_text:
         model=STUDY.settings["model"]["checkpoint"],
         revision=STUDY.revision,
         code=TRACE_CODE,
+        folder=lambda w, output: str(Path(output[0]).parent),
     message:
         "Tracing text {wildcards.text} through the model's own modules"
     shell:
         "{TORCH}/trace.py --checkpoint {params.checkpoint:q} --texts {params.texts:q} --text {wildcards.text:q}"
         " --tokens {params.tokens} --text-sha256 {params.text_sha256} --fingerprint {wildcards.fingerprint}"
-        " --model {params.model:q} --revision={params.revision:q} --code {params.code} --log {log:q} {output:q}"
+        " --model {params.model:q} --revision={params.revision:q} --code {params.code} --log {log:q} {params.folder:q}"
 
 
 rule baseline_cache:
     input:
-        trace=f"{CACHE}/trace-{TRACE_CODE[:8]}/{{text}}.nc",
+        source=lambda w: trace_of(variant_of(w), w.text)[int(w.layer)],
+        recipient=lambda w: trace_of(variant_of(w), w.text)[int(w.layer) + 1],
         weights=lambda w: weights(variant_of(w)),
     output:
         update(f"{CACHE}/baseline-{BASELINE_CODE[:8]}/{{text}}/L{{layer}}.nc"),
@@ -77,8 +82,8 @@ rule baseline_cache:
     message:
         "Baseline of text {wildcards.text}, transition {wildcards.layer}"
     shell:
-        "{NUMPY}/baseline.py --checkpoint {params.checkpoint:q} --trace {input.trace:q}"
-        " --layer {wildcards.layer} --code {params.code} --log {log:q} {output:q}"
+        "{NUMPY}/baseline.py --checkpoint {params.checkpoint:q} --source {input.source:q}"
+        " --recipient {input.recipient:q} --code {params.code} --log {log:q} {output:q}"
 
 
 rule replace_by_mean:

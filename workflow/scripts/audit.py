@@ -34,7 +34,7 @@ if __name__ == "__main__":
     p.add_argument("--fingerprint", required=True)
     p.add_argument("--texts", type=Path, required=True)
     p.add_argument("--tokens", type=int, required=True, help="window of a text that names none of its own")
-    p.add_argument("--trace", type=Path, required=True, help="trace of the first text")
+    p.add_argument("--trace", type=Path, required=True, help="folder with the trace of the first text")
     p.add_argument("--codes", nargs="+", required=True, metavar="STAGE=VERSION")
     p.add_argument("--random-seed", type=int, required=True)
     p.add_argument("--small-total-vectors", type=float, required=True)

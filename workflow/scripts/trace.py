@@ -29,7 +29,7 @@ def main(a):
         "fingerprint": a.fingerprint,
         "code": a.code,
     }
-    write_trace(a.output, records, last, ids, strings, attributes)
+    write_trace(a.folder, records, last, ids, strings, attributes)
 
 
 if __name__ == "__main__":
@@ -43,5 +43,5 @@ if __name__ == "__main__":
     p.add_argument("--revision", default="")
     p.add_argument("--fingerprint", required=True)
     p.add_argument("--code", required=True)
-    p.add_argument("output", type=Path)
+    p.add_argument("folder", type=Path, help="where the layers' files go")
     run(main, p.parse_args())

@@ -12,8 +12,8 @@ def main(a):
     from head_influence.json_files import write_json
     from head_influence.trace import whole_forward_error
 
-    traced = files.read_groups(a.trace, [None, *(f"L{i:02d}" for i in range(a.layers))])
-    (data, attributes), residuals = traced[0], [layer["residual_in"] for layer, _ in traced[1:]]
+    data, attributes = files.read(a.last)
+    residuals = [files.read(layer, ["residual_in"])[0]["residual_in"] for layer in a.layers]
     errors = whole_forward_error(Checkpoint(a.checkpoint), data["token_id"], residuals, data["last"])
     checks = {}
     for name, value in errors.items():
@@ -24,7 +24,7 @@ def main(a):
 if __name__ == "__main__":
     p = parser(__doc__)
     p.add_argument("--checkpoint", required=True)
-    p.add_argument("--trace", type=Path, required=True)
-    p.add_argument("--layers", type=int, required=True)
+    p.add_argument("--layers", type=Path, nargs="+", required=True, help="traces of all layers, in their order")
+    p.add_argument("--last", type=Path, required=True, help="trace of what follows them")
     p.add_argument("output", type=Path)
     run(main, p.parse_args())
