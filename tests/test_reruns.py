@@ -270,7 +270,7 @@ def test_no_cache_is_deleted(tmp_path):
     """Changes write beside the old caches, whose bytes and dates stay; going back finds them."""
     project = runs.copied(tmp_path)
     before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in tmp_path.glob(".cache/**/*.nc")}
-    assert len(before) == 3 + 6 + 6
+    assert len(before) == 3 * 4 + 6 + 6
     other_code("head_influence/trace.py")(project)
     project.texts([TEXTS[0] | {"text": "Another text, in the same place."}])
     project.settings(texts__tokens=10)

@@ -152,7 +152,7 @@ def test_a_failure_says_where_what_and_why(tmp_path):
     for path in ("results/tiny/single/second", "results/tiny/joint/second"):
         shutil.rmtree(tmp_path / path)
     next(tmp_path.glob(".cache/*/*/baseline-*/second/L01.nc")).unlink()
-    next(tmp_path.glob(".cache/*/*/trace-*/second.nc")).write_bytes(b"not a trace")
+    next(tmp_path.glob(".cache/*/*/trace-*/second/L01.nc")).write_bytes(b"not a trace")
     output = project.fail()
     assert "Baseline of text second, transition 01" in output
     assert "Error in rule baseline_cache" in output

@@ -6,12 +6,12 @@ from head_influence import claims
 
 TEXTS = [text.id for text in STUDY.texts]
 LAYERS = STUDY.transitions()
-MODELLING = f"transformers.models.{STUDY.family}.modeling_{STUDY.family}"
 # How rules start a program: with its imports loaded already, where a server of this run answers (see launch.py).
 # Such a job is no child of its shell command, so `benchmark:` would not see it; each writes a table beside its log.
+OWN = f"head_influence.console,head_influence.effects,head_influence.table,head_influence.families.{STUDY.family}"
 SERVERS = {
-    "numpy": "numpy,netCDF4,head_influence.console,head_influence.effects,head_influence.table",
-    "torch": f"numpy,netCDF4,torch,transformers,{MODELLING}",
+    "numpy": f"numpy,netCDF4,{OWN}",
+    "torch": f"numpy,netCDF4,torch,transformers,transformers.models.{STUDY.family}.modeling_{STUDY.family}",
 }
 LAUNCH = shlex.join([sys.executable, "-I", "-S", str(WORKFLOW / "launch.py")])
 SCRIPTS = shlex.quote(str(WORKFLOW / "scripts"))
