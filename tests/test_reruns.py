@@ -276,7 +276,7 @@ def test_no_cache_is_deleted(tmp_path):
     project.settings(texts__tokens=10)
     project.run("concentration")
     assert before.items() <= {p: (p.read_bytes(), p.stat().st_mtime_ns) for p in before if p.exists()}.items()
-    assert len(list(tmp_path.glob(".cache/**/*.nc"))) == len(before) + 1 + 2 + 2
+    assert len(list(tmp_path.glob(".cache/**/*.nc"))) == len(before) + 4 + 2 + 2
     code_changed("head_influence/trace.py", "\n\nADDED_BY_TEST = 1\n\n", "\n\n\n")(project)
     project.texts(TEXTS)
     project.settings(texts__tokens=12)
