@@ -10,6 +10,7 @@ and the sockets' folder), kills the jobs that run then, kills a job whose launch
 """
 
 import ctypes
+import gc
 import marshal
 import os
 import runpy
@@ -117,9 +118,7 @@ class Server:
                     raise OSError("the request ended early")
                 data += part
             arguments, folder, environment = marshal.loads(data)
-            while self.modules:
-                __import__(self.modules[0])
-                del self.modules[0]
+            self._load()
             job = os.fork()
         except Exception:  # whatever it is, an ordinary start shows it better
             connection.close()
@@ -133,6 +132,13 @@ class Server:
             for file in files:
                 os.close(file)
 
+    def _load(self):
+        """Import the modules, once; the collector has nothing to find in them, neither now nor in a job."""
+        while self.modules:
+            __import__(self.modules[0])
+            del self.modules[0]
+            gc.freeze()
+
     def _become(self, connection, files, arguments, folder, environment):
         """In the forked process: run the program as an ordinary start would."""
         status = 1
@@ -140,6 +146,7 @@ class Server:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.SIG_DFL)
+            gc.enable()
             die_with_parent()
             for other in (self.listener, connection, *self.connections.values()):
                 other.close()
@@ -208,6 +215,7 @@ def die_with_parent():
 
 def serve(address, file, modules):
     """Serve on a listening socket (its file number) until standard input ends; then remove it."""
+    gc.disable()
     try:
         Server(socket.socket(fileno=file), modules).serve()
     finally:
