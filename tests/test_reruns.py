@@ -191,6 +191,19 @@ REPORT_CHANGES = {  # and which rules are run again by the report
     ),
     "code of the figures": (other_code("head_influence/figures.py"), SEEN),
     "code of the report": (other_code("head_influence/report.py"), {"report_page", "explorer_page"}),
+    **{
+        f"program of the {name}": (
+            code_changed(f"scripts/{name}.py", "from pathlib", "import sys\nfrom pathlib"),
+            rules,
+        )
+        for name, rules in (
+            ("findings", {"findings_of_study"} | FINDINGS),
+            ("figures", SEEN),
+            ("explorer", {"explorer_page", "report_page"}),
+            ("report", {"report_page"}),
+            ("audit", {"audit_study", "report_page", "provenance_record"}),
+        )
+    },
     "words of a caption": (code_changed("report/joint.rst", "\n", " \n"), {"report_page", "explorer_page"}),
 }
 

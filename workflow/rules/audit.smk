@@ -1,7 +1,7 @@
 # The audit: every file looked at again, and a sample of the numbers recomputed through the whole model.
 from head_influence.layout import weight_files
 
-AUDIT_CODE = STUDY.code("audit", "texts")
+AUDIT_CODE = STUDY.code("audit", "texts", "scripts.audit")
 AUDITED = STUDY.variants[STUDY.name]
 # Megabytes of the weights in float32, where the whole model is in memory; stored ones have at least half of that.
 WHOLE_MODEL = sum(path.stat().st_size for path in weight_files(STUDY.folder)[0]) >> 19

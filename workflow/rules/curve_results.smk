@@ -21,7 +21,7 @@ if TARGETS_OF_BUDGETS:
             mem_mb=1000,
         params:
             targets=json.dumps(TARGETS_OF_BUDGETS),
-            code=STUDY.code("curve_budgets", "curve_table"),
+            code=STUDY.code("curve_budgets", "curve_table", "scripts.curves_plan"),
         message:
             "Sharing {STUDY.name}'s budgets among heads"
         shell:
@@ -43,7 +43,8 @@ if TARGETS_OF_BUDGETS:
         resources:
             mem_mb=3000,
         params:
-            **one_context(STUDY.code("curve_budgets", "curves")) | {"scoring": lambda w: CURVES.scoring()},
+            **one_context(STUDY.code("curve_budgets", "curves", "scripts.curves_budget"))
+            | {"scoring": lambda w: CURVES.scoring()},
         message:
             "Trying the budgets on context {wildcards.context}"
         shell:
@@ -66,7 +67,7 @@ if TARGETS_OF_BUDGETS:
         resources:
             mem_mb=1000,
         params:
-            code=STUDY.code("curve_budgets", "curve_table", "summary"),
+            code=STUDY.code("curve_budgets", "curve_table", "summary", "scripts.curves_compare"),
         message:
             "Comparing {STUDY.name}'s budgets"
         shell:
@@ -122,7 +123,7 @@ rule curve_checks:
     resources:
         mem_mb=6000,
     params:
-        **one_context(STUDY.code("curve_checks"))
+        **one_context(STUDY.code("curve_checks", "scripts.curves_checks"))
         | {
             "context": CHECKED_CONTEXT,
             "context_sha256": CURVES.by_id[CHECKED_CONTEXT].sha256,
@@ -169,7 +170,7 @@ rule curve_figures:
         published=lambda w: json.dumps(CURVE_SETTINGS["published"]),
         dpi=STUDY.settings["figures"]["dpi"],
         seed=CURVE_SETTINGS["seed"],
-        code=STUDY.code("curve_figures", "curve_budgets"),
+        code=STUDY.code("curve_figures", "curve_budgets", "scripts.curves_figures"),
     message:
         "Drawing the curves of {STUDY.name}"
     shell:
@@ -198,7 +199,7 @@ rule curve_report:
         budgets="--budgets" if TARGETS_OF_BUDGETS else "",
         model=MODEL_TITLE,
         seed=CURVE_SETTINGS["seed"],
-        code=STUDY.code("curve_report"),
+        code=STUDY.code("curve_report", "scripts.curves_report"),
     message:
         "Writing the page on the curves of {STUDY.name}"
     shell:
@@ -234,7 +235,7 @@ if UPSTREAM:
             model=MODEL_TITLE,
             dpi=STUDY.settings["figures"]["dpi"],
             figure=f"{CURVE_RESULTS}/figures/curve_upstream",
-            code=STUDY.code("upstream", "curve_figures"),
+            code=STUDY.code("upstream", "curve_figures", "scripts.curves_upstream"),
         message:
             "Curves of {STUDY.name} beside the influence on the next layer"
         shell:

@@ -1,7 +1,8 @@
 # Curves: a context read once, every head at the baseline, then one layer after the other.
 CURVE_SETTINGS = CURVES.settings
 CONTEXTS = [context.id for context in CURVES.contexts]
-CURVE_CODE = STUDY.code("curves")
+CURVE_PROGRAMS = [f"scripts.curves_{stage}" for stage in ("answers", "prefill", "baseline", "layer")]
+CURVE_CODE = STUDY.code("curves", *CURVE_PROGRAMS)
 CURVE_RESULTS = f"results/{STUDY.name}"
 READINGS = f"{STUDY.cache}/{STUDY.fingerprint[:16]}/curves-{CURVE_CODE[:8]}"
 COARSE_RATIOS = sorted(
@@ -230,7 +231,7 @@ if CURVES.heads is None:
         params:
             contexts=CONTEXTS,
             number=CURVE_SETTINGS["heads"],
-            code=STUDY.code("curve_table"),
+            code=STUDY.code("curve_table", "scripts.curves_heads"),
         message:
             "Picking the {params.number} heads with the largest effect"
         shell:
@@ -253,7 +254,7 @@ rule curve_table:
     params:
         contexts=CONTEXTS,
         seed=CURVE_SETTINGS["seed"],
-        code=STUDY.code("curve_table"),
+        code=STUDY.code("curve_table", "scripts.curves_table"),
     message:
         "Table of all curves of {STUDY.name}"
     shell:

@@ -2,8 +2,8 @@
 from head_influence.provenance import code_version
 from head_influence.tables import FILES as TABLES
 
-IDENTITY_CODE = code_version("identity")
-FINDINGS_CODE = code_version("findings", "tables")
+IDENTITY_CODE = code_version("identity", "scripts.identity")
+FINDINGS_CODE = code_version("findings", "tables", "scripts.findings")
 
 
 rule identity_of_heads:

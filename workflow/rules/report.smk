@@ -3,9 +3,9 @@ import json
 
 from head_influence.catalogue import FIGURES, words_version
 
-FIGURES_CODE = code_version("figures")
-REPORT_CODE = code_version("report")
-EXPLORER_CODE = code_version("explorer")
+FIGURES_CODE = code_version("figures", "scripts.figures")
+REPORT_CODE = code_version("report", "scripts.report")
+EXPLORER_CODE = code_version("explorer", "scripts.explorer")
 RUNS = [f"{variant.study}={variant.control}" for variant in STUDY.variants.values()]
 FINDINGS = [
     f"results/{study}/{name}.nc" for study in STUDY.variants for name in ("findings", "identity", "concentration")

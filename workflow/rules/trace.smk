@@ -1,6 +1,8 @@
 # One pass of every text through the model's own modules, and what each transition's interventions start from.
 TRACE_CODE = STUDY.code("trace", "texts", "scripts.trace")
-BASELINE_CODE = STUDY.code("trace", "texts", "scripts.trace", "baseline", "scripts.baseline")
+MEASURED = ("trace", "texts", "scripts.trace", "baseline", "scripts.baseline")
+BASELINE_CODE = STUDY.code(*MEASURED)
+MEAN_CODE = STUDY.code(*MEASURED, "scripts.replace_by_mean")
 TRACED = [*(f"L{layer:02d}" for layer in range(STUDY.layers)), "last"]
 CACHE = f"{STUDY.cache}/{{fingerprint}}/{{window}}"
 
@@ -18,7 +20,7 @@ def trace_of(variant, text):
 
 def baseline_cache(variant, text, layer):
     if variant.control == "mean":
-        folder = f"{STUDY.cache}/{variant.fingerprint}/mean-{STUDY.all_windows}-{BASELINE_CODE[:8]}"
+        folder = f"{STUDY.cache}/{variant.fingerprint}/mean-{STUDY.all_windows}-{MEAN_CODE[:8]}"
         return f"{folder}/{text}/L{layer}.nc"
     return STUDY.cached(variant, "baseline", BASELINE_CODE, text) + f"/L{layer}.nc"
 
@@ -91,7 +93,7 @@ rule replace_by_mean:
         baselines=lambda w: [baseline_cache(variant_of(w), text, w.layer) for text in TEXTS],
         own=lambda w: baseline_cache(variant_of(w), w.text, w.layer),
     output:
-        update(f"{STUDY.cache}/{{fingerprint}}/mean-{STUDY.all_windows}-{BASELINE_CODE[:8]}/{{text}}/L{{layer}}.nc"),
+        update(f"{STUDY.cache}/{{fingerprint}}/mean-{STUDY.all_windows}-{MEAN_CODE[:8]}/{{text}}/L{{layer}}.nc"),
     log:
         f"logs/cache/{{fingerprint}}/mean-{STUDY.all_windows}/{{text}}/L{{layer}}.log",
     conda:
@@ -100,7 +102,7 @@ rule replace_by_mean:
     resources:
         mem_mb=1500,
     params:
-        code=BASELINE_CODE,
+        code=MEAN_CODE,
     message:
         "Mean contributions in place of heads, text {wildcards.text}, transition {wildcards.layer}"
     shell:
